@@ -1,0 +1,179 @@
+"""EngineConfig: model + cache + batch + speculation + parallel, each a frozen value with "auto" where it may wait.
+
+Names follow vLLM. `EngineConfig.from_options` builds one from flat keyword options (the Python API, the CLI);
+`resolve` replaces every "auto" once the model's facts are known.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypedDict
+
+from aspire.speculation.policy import PRESET_NAMES
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+JUDGES = ("shared-noise", "rejection")
+
+
+def _require(condition: bool, name: str, value: object, allowed: str) -> None:
+    if not condition:
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def _is_count(value: object, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """model: Hugging Face id, local directory, GGUF file or built-in name. max_model_len: tokens, None: the model's."""
+
+    model: str
+    tokenizer: str | None = None
+    revision: str | None = None
+    download_dir: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    load_format: str = "auto"
+    hf_overrides: Mapping[str, Any] | None = None
+    max_model_len: int | None = None
+    served_model_name: str | None = None
+    generation_config: Literal["auto", "vllm"] = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.model, str) and self.model != "", "model", self.model, "a non-empty string")
+        _require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        _require(self.max_model_len is None or _is_count(self.max_model_len, 2), "max_model_len", self.max_model_len,
+                 "an integer >= 2, or None for the model's limit")
+        _require(self.load_format in ("auto", "safetensors", "gguf", "dummy"), "load_format", self.load_format,
+                 "one of auto, safetensors, gguf, dummy")
+        _require(self.generation_config in ("auto", "vllm"), "generation_config", self.generation_config,
+                 "auto (the model's generation_config.json) or vllm (neutral defaults)")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """num_blocks: None sizes the pool from free memory (CUDA) or from max_num_seqs and a 4 GiB ceiling (CPU)."""
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        _require(_is_count(self.block_size), "block_size", self.block_size, "an integer >= 1")
+        _require(self.num_blocks is None or _is_count(self.num_blocks), "num_blocks", self.num_blocks,
+                 "an integer >= 1, or None")
+        _require(isinstance(self.gpu_memory_utilization, (int, float)) and 0 < self.gpu_memory_utilization <= 1,
+                 "gpu_memory_utilization", self.gpu_memory_utilization, "in (0, 1]")
+        _require(self.kv_cache_dtype in ("auto", "fp8"), "kv_cache_dtype", self.kv_cache_dtype, "auto or fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchConfig:
+    """max_num_batched_tokens: the most tokens of one step, prefill chunks included. loop: see engine.py."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    loop: Literal["auto", "plain", "overlapped"] = "auto"
+
+    def __post_init__(self) -> None:
+        _require(_is_count(self.max_num_seqs), "max_num_seqs", self.max_num_seqs, "an integer >= 1")
+        _require(_is_count(self.max_num_batched_tokens), "max_num_batched_tokens", self.max_num_batched_tokens,
+                 "an integer >= 1")
+        _require(self.loop in ("auto", "plain", "overlapped"), "loop", self.loop, "one of auto, plain, overlapped")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """policy: a preset's name. judge: shared-noise keeps tokens equal to plain decoding, rejection only their
+    distribution. calibration: a file written by `aspire calibrate`."""
+
+    policy: str = "aspire"
+    judge: str = "shared-noise"
+    calibration: str | None = None
+    overrides: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.policy in PRESET_NAMES, "policy", self.policy, f"one of {', '.join(PRESET_NAMES)}")
+        _require(self.judge in JUDGES, "judge", self.judge, f"one of {', '.join(JUDGES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        _require(self.tensor_parallel_size == 1, "tensor_parallel_size", self.tensor_parallel_size,
+                 "1 (more is not implemented yet)")
+
+
+class EngineOptions(TypedDict, total=False):
+    """The flat keyword options of LLM(...) and the CLI; each belongs to one part of EngineConfig."""
+
+    tokenizer: str | None
+    revision: str | None
+    download_dir: str | None
+    dtype: str
+    device: str
+    load_format: str
+    hf_overrides: Mapping[str, Any] | None
+    max_model_len: int | None
+    served_model_name: str | None
+    generation_config: Literal["auto", "vllm"]
+    seed: int
+    block_size: int
+    num_blocks: int | None
+    gpu_memory_utilization: float
+    enable_prefix_caching: bool
+    kv_cache_dtype: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    loop: Literal["auto", "plain", "overlapped"]
+    policy: str
+    judge: str
+    calibration: str | None
+    overrides: Mapping[str, Any] | None
+    tensor_parallel_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    @classmethod
+    def from_options(cls, model: str, options: EngineOptions) -> "EngineConfig":
+        """Sort flat options into their parts. Raises ValueError for a name that no part has."""
+        parts = {"model": ModelConfig, "cache": CacheConfig, "batch": BatchConfig, "speculation": SpeculationConfig,
+                 "parallel": ParallelConfig}
+        homes = {f.name: part for part, kind in parts.items() for f in fields(kind)}  # type: ignore[arg-type]
+        unknown = sorted(name for name in options if name not in homes or name == "model")
+        if unknown:
+            raise ValueError(f"unknown option {unknown[0]!r}; allowed: {', '.join(sorted(set(homes) - {'model'}))}")
+        chosen: dict[str, dict[str, Any]] = {part: {} for part in parts}
+        for name, value in options.items():
+            chosen[homes[name]][name] = value
+        return cls(ModelConfig(model, **chosen["model"]), CacheConfig(**chosen["cache"]),
+                   BatchConfig(**chosen["batch"]), SpeculationConfig(**chosen["speculation"]),
+                   ParallelConfig(**chosen["parallel"]))
+
+    def resolve(self, *, device: str, model_dtype: str, model_limit: int) -> "EngineConfig":
+        """A config without "auto": dtype, device, max_model_len and loop are decided.
+
+        model_dtype: what the checkpoint stores; on the CPU "auto" means float32, where output is token-equal.
+        """
+        limit = self.model.max_model_len or model_limit
+        _require(limit <= model_limit, "max_model_len", limit, f"at most the model's {model_limit}")
+        dtype = self.model.dtype
+        if dtype == "auto":
+            dtype = "float32" if device == "cpu" else ("float16" if model_dtype == "float16" else "bfloat16")
+        loop = self.batch.loop
+        if loop == "auto":
+            loop = "plain"
+        return replace(self, model=replace(self.model, dtype=dtype, device=device, max_model_len=limit),
+                       batch=replace(self.batch, loop=loop))
