@@ -1,0 +1,1 @@
+"""Comparing drafts with the target's picks."""

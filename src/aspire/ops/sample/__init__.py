@@ -1,0 +1,1 @@
+"""Choosing tokens: temperature, filters, shared noise, argmax."""
