@@ -52,7 +52,8 @@ def noise_words(seed: Tensor, position: Tensor, count: int, stream: int = 0) -> 
     zero = torch.zeros_like(where)
     key = ((seed & MASK32).unsqueeze(1), ((seed >> 32) & MASK32).unsqueeze(1))
     words = philox((groups, where, zero + stream, zero), key)
-    return torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(1)[:, :count]
+    shape = (seed.shape[0], groups.shape[1])
+    return torch.stack([word.expand(shape) for word in words], dim=-1).flatten(1)[:, :count]
 
 
 def uniform(words: Tensor) -> Tensor:
