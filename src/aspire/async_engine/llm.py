@@ -1,0 +1,353 @@
+"""AsyncLLM: one thread steps the engine, every request is an async stream. Knows nothing of HTTP.
+
+Outputs are cumulative, so a stream keeps only the newest one: a consumer that never reads holds one value, not a queue.
+"""
+
+import asyncio
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from aspire.async_engine.latency import Latency
+from aspire.async_engine.streams import Mailbox, OutputStream
+from aspire.engine_stats import EngineStats
+from aspire.request import RequestOutput, SamplingParams
+
+
+class EngineLike(Protocol):
+    """What AsyncLLM needs of an engine. All methods are called from the stepping thread only."""
+
+    @property
+    def tokenizer(self) -> Any: ...  # a transformers tokenizer, or something that encodes and decodes like one
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def has_unfinished(self) -> bool: ...
+
+    def add(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *,
+            prompt: str | None = None, priority: int = 0) -> None:
+        """Raises ValueError for a request that cannot be served; the engine is then as before."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request and return its blocks; unknown ids are ignored."""
+        ...
+
+    def step(self) -> list[RequestOutput]:
+        """One output per request that advanced, with cumulative text and token ids."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class EngineDeadError(RuntimeError):
+    """The engine failed and serves nothing any more; `__cause__` is the failure."""
+
+
+class QueueFullError(RuntimeError):
+    """Too many live requests; try again later."""
+
+
+class DrainingError(RuntimeError):
+    """The engine is shutting down and accepts no new request."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncConfig:
+    """max_live: most requests running or waiting at once. stats_interval: seconds between two snapshots."""
+
+    max_live: int = 1024
+    stats_interval: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.max_live < 1:
+            raise ValueError(f"max_live must be >= 1, got {self.max_live!r}")
+        if self.stats_interval < 0:
+            raise ValueError(f"stats_interval must be >= 0, got {self.stats_interval!r}")
+
+
+class AsyncLLM:
+    """The engine behind asyncio. Streams may be consumed from any event loop, several loops at once included."""
+
+    def __init__(self, engine: EngineLike, config: AsyncConfig | None = None) -> None:
+        self.config = config or AsyncConfig()
+        self.tokenizer = engine.tokenizer
+        self.model_name = engine.model_name
+        self.max_model_len = engine.max_model_len
+        self.latency = Latency()
+        self.stats = engine.stats()
+        self._engine = engine
+        self._wake = threading.Condition()  # guards the five below
+        self._commands: list[Callable[[], None]] = []
+        self._streams: dict[str, OutputStream] = {}
+        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._stopping = False
+        self._failure: Exception | None = None
+        self._draining = False
+        self._stats_time = 0.0
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="aspire-tokenize")
+        self._thread = threading.Thread(target=self._run, name="aspire-engine", daemon=True)
+        self._thread.start()
+
+    # -- for users, on their event loop ---------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the engine is dead; None while it lives."""
+        return self._failure
+
+    @property
+    def accepting(self) -> bool:
+        return self._failure is None and not self._draining
+
+    @property
+    def num_live(self) -> int:
+        return len(self._streams)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; long texts are tokenized on a helper thread so that streams keep flowing."""
+        def work() -> list[int]:
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        if len(text) < 2000:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
+
+    async def submit(self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str | None = None,
+                     priority: int = 0, timeout: float | None = None, text: str | None = None) -> OutputStream:
+        """Hand a request to the engine and return its stream once it is accepted.
+
+        prompt: text, or token ids (`text` is then what outputs show as their prompt). timeout: seconds until the
+        stream fails with TimeoutError. Raises ValueError for a request that cannot be served, QueueFullError,
+        DrainingError, EngineDeadError.
+        """
+        self._refuse_unless_open()
+        if isinstance(prompt, str):
+            text, prompt = prompt, await self.encode(prompt)
+        stream = OutputStream(request_id or uuid.uuid4().hex, asyncio.get_running_loop(), params.n)
+        token_ids = tuple(prompt)
+
+        def admit() -> None:
+            self._engine.add(stream.request_id, token_ids, params, prompt=text, priority=priority)
+
+        with self._wake:
+            self._refuse_unless_open()
+            if len(self._streams) >= self.config.max_live:
+                raise QueueFullError(f"{len(self._streams)} requests are running or waiting, the limit")
+            if stream.request_id in self._streams:
+                raise ValueError(f"request_id must be unique among live requests, got {stream.request_id!r}")
+            self._streams[stream.request_id] = stream
+            self._mailboxes.setdefault(stream.loop, Mailbox(stream.loop))
+            self._commands.append(lambda: self._admit(stream, admit))
+            self._wake.notify()
+        stream.on_close = lambda: self._forget(stream)
+        try:
+            await stream.accepted
+        except BaseException:
+            stream.close()
+            raise
+        if timeout is not None:
+            stream.expire_after(timeout)
+        return stream
+
+    async def generate(self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str | None = None,
+                       priority: int = 0) -> AsyncIterator[RequestOutput]:
+        """Cumulative outputs until the request finishes. Leaving the loop early aborts the request."""
+        stream = await self.submit(prompt, params, request_id=request_id, priority=priority)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.close()
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now; its stream yields one last output with finish_reason "abort". False: no such request."""
+        with self._wake:
+            stream = self._streams.get(request_id)
+            if stream is None:
+                return False
+            self._commands.append(lambda: self._abort(stream))
+            self._wake.notify()
+        return True
+
+    async def drain(self, timeout: float) -> int:
+        """Accept nothing more, wait up to `timeout` seconds for live requests, abort the rest, stop the thread.
+
+        Returns how many requests had to be aborted.
+        """
+        self._draining = True
+        deadline = time.monotonic() + timeout
+        while self._streams and self._failure is None and time.monotonic() < deadline:
+            await asyncio.sleep(min(0.02, timeout))
+        left = [request_id for request_id in list(self._streams) if self.abort(request_id)]
+        await asyncio.get_running_loop().run_in_executor(None, self.close)
+        return len(left)
+
+    def close(self) -> None:
+        """Abort what runs and stop the thread, waiting for its current step. Safe to call twice."""
+        self._draining = True
+        with self._wake:
+            streams = list(self._streams.values())
+        for stream in streams:
+            self.abort(stream.request_id)
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._encoder.shutdown(wait=False, cancel_futures=True)
+
+    def _refuse_unless_open(self) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(f"the engine failed: {self._failure!r}") from self._failure
+        if self._draining:
+            raise DrainingError("the server is shutting down")
+
+    def _forget(self, stream: OutputStream) -> None:
+        """The consumer left: abort unless the request is already over."""
+        with self._wake:
+            if self._streams.get(stream.request_id) is not stream:
+                return
+            del self._streams[stream.request_id]
+            self._commands.append(lambda: self._engine.abort(stream.request_id))
+            self._wake.notify()
+
+    # -- the stepping thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                if self._engine.has_unfinished:
+                    self._publish(self._engine.step())
+        except Exception as error:
+            self._fail(error)
+
+    def _obey(self) -> bool:
+        """Carry out what users asked for since the last step; sleep while there is nothing to do. False: stop."""
+        idle = not self._engine.has_unfinished
+        self._refresh_stats(idle)
+        with self._wake:
+            while idle and not self._commands and not self._stopping:
+                self._wake.wait()
+            commands, self._commands = self._commands, []
+            stopping = self._stopping
+        for command in commands:
+            command()
+        if stopping:
+            self._refresh_stats(True)
+        return not stopping
+
+    def _refresh_stats(self, force: bool) -> None:
+        now = time.monotonic()
+        if force or now - self._stats_time >= self.config.stats_interval:
+            self.stats, self._stats_time = self._engine.stats(), now
+
+    def _admit(self, stream: OutputStream, admit: Callable[[], None]) -> None:
+        if self._streams.get(stream.request_id) is not stream:
+            return  # its consumer left before the engine saw it
+        try:
+            admit()
+        except ValueError as error:
+            self._end(stream)
+            self._post(stream, error)
+        else:
+            self._post(stream, None)
+
+    def _abort(self, stream: OutputStream) -> None:
+        if self._streams.get(stream.request_id) is not stream:
+            return  # over already
+        self._end(stream)
+        self._engine.abort(stream.request_id)
+        self._count_finished("abort", 1)
+        self._post(stream, _aborted(stream))
+
+    def _publish(self, outputs: list[RequestOutput]) -> None:
+        now = time.monotonic()
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue  # aborted; the engine hears of it before the next step
+            self._record(stream, output, now)
+            if output.finished:
+                self._end(stream)
+            self._post(stream, output)
+        for mailbox in list(self._mailboxes.values()):
+            if not mailbox.flush():
+                self._drop_loop(mailbox)
+
+    def _post(self, stream: OutputStream, item: RequestOutput | Exception | None) -> None:
+        mailbox = self._mailboxes.get(stream.loop)
+        if mailbox is None:
+            return  # its event loop was closed
+        mailbox.put(stream, item)
+        if not isinstance(item, RequestOutput) or item.finished:
+            mailbox.flush()
+
+    def _end(self, stream: OutputStream) -> None:
+        with self._wake:
+            if self._streams.get(stream.request_id) is stream:
+                del self._streams[stream.request_id]
+
+    def _drop_loop(self, mailbox: Mailbox) -> None:
+        """The event loop was closed under its streams: nobody can read them any more."""
+        with self._wake:
+            lost = [stream for stream in self._streams.values() if stream.loop is mailbox.loop]
+            for stream in lost:
+                del self._streams[stream.request_id]
+            del self._mailboxes[mailbox.loop]
+        for stream in lost:
+            self._engine.abort(stream.request_id)
+
+    def _fail(self, error: Exception) -> None:
+        with self._wake:
+            self._failure = error
+            streams, self._streams = list(self._streams.values()), {}
+            self._commands = []
+        for stream in streams:
+            dead = EngineDeadError(f"the engine failed: {error!r}")
+            dead.__cause__ = error
+            self._post(stream, dead)
+
+    def _count_finished(self, reason: str, count: int) -> None:
+        self.latency.finished[reason] = self.latency.finished.get(reason, 0) + count
+
+    def _record(self, stream: OutputStream, output: RequestOutput, now: float) -> None:
+        num_tokens = sum(len(part.token_ids) for part in output.outputs)
+        latency = self.latency
+        if stream.first_token_time is None:
+            if num_tokens:
+                stream.first_token_time = now
+                latency.first_token.record(now - stream.start_time)
+        else:
+            latency.inter_token.record(now - stream.last_time)
+        stream.last_time = now
+        stream.latest = stream.merge(stream.latest, output)
+        if output.finished:
+            self._record_finished(stream, stream.latest, now)
+
+    def _record_finished(self, stream: OutputStream, output: RequestOutput, now: float) -> None:
+        latency = self.latency
+        num_tokens = sum(len(part.token_ids) for part in output.outputs)
+        latency.end_to_end.record(now - stream.start_time)
+        latency.prompt_length.record(len(output.prompt_token_ids))
+        latency.output_length.record(num_tokens)
+        per_output = num_tokens / max(1, len(output.outputs))
+        if stream.first_token_time is not None and per_output > 1:
+            latency.per_output_token.record((now - stream.first_token_time) / (per_output - 1))
+        for part in output.outputs:
+            self._count_finished(part.finish_reason or "abort", 1)
+
+
+def _aborted(stream: OutputStream) -> RequestOutput:
+    """The last output seen, closed with finish_reason "abort"."""
+    last = stream.latest or RequestOutput(stream.request_id, None, ())
+    outputs = tuple(part if part.finish_reason else replace(part, finish_reason="abort") for part in last.outputs)
+    return replace(last, outputs=outputs, finished=True)
