@@ -15,6 +15,8 @@ class LayerPlan:
     verify_writes[l]: lists set from a full row's scores in layer l.
     draft_writes[l]: lists renewed from a sparse row's scores in layer l (only where reads[l] is None).
     apply: "same_step": a renewed list serves the layers above in the same step; "next_step": from the next step on.
+    tail: who sets a request's tail_start. "verify": every full row that samples (scored or not). "draft": every sparse
+        row besides, from its own position: policies that never verify, whose tail would grow without end.
     """
 
     reads: tuple[int | None, ...]
@@ -22,6 +24,7 @@ class LayerPlan:
     draft_writes: tuple[tuple[int, ...], ...]
     num_lists: int
     apply: Literal["same_step", "next_step"] = "same_step"
+    tail: Literal["verify", "draft"] = "verify"
 
     def __post_init__(self) -> None:
         n = len(self.reads)
@@ -46,14 +49,79 @@ class LayerPlan:
         return tuple(layer for layer, index in enumerate(self.reads) if index is None)
 
 
+def dense_plan(num_layers: int) -> LayerPlan:
+    """Every layer reads everything: plain decoding, and drafts that full attention makes."""
+    return LayerPlan((None,) * num_layers, _nothing(num_layers), _nothing(num_layers), 0)
+
+
+def static_list(num_layers: int, dense: tuple[int, ...] = ()) -> LayerPlan:
+    """One list that nobody writes: sinks and tail only (arXiv 2408.11049). `dense` as in `per_layer_lists`."""
+    _check_layers("dense", dense, num_layers)
+    reads = tuple(None if layer in dense else 0 for layer in range(num_layers))
+    return LayerPlan(reads, _nothing(num_layers), _nothing(num_layers), 1)
+
+
 def per_layer_lists(num_layers: int, refresh: tuple[int, ...] = (), dense: tuple[int, ...] = ()) -> LayerPlan:
     """One list per layer, chosen at verification; refresh layer r renews the lists of the layers above it up to the
     next refresh layer, in the same step. `dense` layers (windowed ones, say) read what they always read.
+
+    Raises ValueError for a layer outside the model or in both tuples.
     """
-    raise NotImplementedError
+    _check_layers("refresh", refresh, num_layers)
+    _check_layers("dense", dense, num_layers)
+    if shared := sorted(set(refresh) & set(dense)):
+        raise ValueError(f"refresh layers must not be dense (windowed) layers, got {shared}")
+    reads: list[int | None] = []
+    renews: dict[int, list[int]] = {layer: [] for layer in refresh}
+    below: int | None = None  # the refresh layer whose scores serve this layer
+    num_lists = 0
+    for layer in range(num_layers):
+        if layer in refresh:
+            below = layer
+        if layer in refresh or layer in dense:
+            reads.append(None)
+            continue
+        reads.append(num_lists)
+        if below is not None:
+            renews[below].append(num_lists)
+        num_lists += 1
+    verify_writes = tuple(() if index is None else (index,) for index in reads)
+    draft_writes = tuple(tuple(renews.get(layer, ())) for layer in range(num_layers))
+    return LayerPlan(tuple(reads), verify_writes, draft_writes, num_lists)
 
 
-def shared_list(num_layers: int, refresh_layer: int) -> LayerPlan:
+def shared_list(num_layers: int, refresh_layer: int, dense: tuple[int, ...] = ()) -> LayerPlan:
     """One list for all layers, scored in `refresh_layer`, which reads everything; serves from the next step on
-    (arXiv 2609.17943)."""
-    raise NotImplementedError
+    (arXiv 2609.17943). `dense` as in `per_layer_lists`."""
+    _check_layers("refresh", (refresh_layer,), num_layers)
+    _check_layers("dense", dense, num_layers)
+    reads = tuple(None if layer == refresh_layer or layer in dense else 0 for layer in range(num_layers))
+    writes = tuple((0,) if layer == refresh_layer else () for layer in range(num_layers))
+    return LayerPlan(reads, writes, writes, 1, apply="next_step")
+
+
+def selecting_layers(num_layers: int, selecting: tuple[int, ...], dense: tuple[int, ...] = ()) -> LayerPlan:
+    """Each selecting layer reads everything and selects for the layers up to the next one, in the same step
+    (arXiv 2510.09883). Layers below the first selecting layer, and `dense` ones, read everything.
+
+    Nothing is verified, so sparse rows move their own tail (`tail="draft"`).
+    """
+    _check_layers("refresh", selecting, num_layers)
+    _check_layers("dense", dense, num_layers)
+    reads: list[int | None] = []
+    current: int | None = None
+    for layer in range(num_layers):
+        if layer in selecting:
+            current = selecting.index(layer)
+        reads.append(None if layer in selecting or layer in dense else current)
+    writes = tuple((selecting.index(layer),) if layer in selecting else () for layer in range(num_layers))
+    return LayerPlan(tuple(reads), writes, writes, len(selecting), tail="draft")
+
+
+def _nothing(num_layers: int) -> tuple[tuple[int, ...], ...]:
+    return ((),) * num_layers
+
+
+def _check_layers(field: str, layers: tuple[int, ...], num_layers: int) -> None:
+    if any(not 0 <= layer < num_layers for layer in layers) or list(layers) != sorted(set(layers)):
+        raise ValueError(f"{field} layers must ascend inside [0, {num_layers}), got {list(layers)}")

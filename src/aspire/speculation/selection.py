@@ -5,7 +5,8 @@ A sparse row reads three ranges of the context: the sinks [0, sinks), the select
 `unit` consecutive tokens at a multiple of `unit`; selected units lie wholly inside [sinks, tail_start).
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -33,15 +34,62 @@ class SelectionConfig:
     merge: Literal["replace", "mix"] = "replace"
     mix: float = 0.5
 
+    def __post_init__(self) -> None:
+        _check(self.unit >= 1, "unit", self.unit, "an integer >= 1")
+        for name in ("sinks", "window", "budget", "floor"):
+            value = getattr(self, name)
+            _check(value >= 0 and value % self.unit == 0, name, value, f"a multiple of unit ({self.unit}), >= 0")
+        _check(self.window >= 1, "window", self.window, "at least one unit: a row always sees its own token")
+        _check(0.0 <= self.share <= 1.0, "share", self.share, "in [0, 1]")
+        _check(self.budget > 0 or self.floor > 0 or self.share > 0, "budget", self.budget,
+               "positive, unless share or floor is")
+        _check(self.coverage is None or 0.0 < self.coverage <= 1.0, "coverage", self.coverage, "in (0, 1], or None")
+        _check(self.reduce in ("mean", "max"), "reduce", self.reduce, "mean or max")
+        _check(self.queries >= 0, "queries", self.queries, "an integer >= 0")
+        _check(self.merge in ("replace", "mix"), "merge", self.merge, "replace or mix")
+        _check(self.mix >= 0.0, "mix", self.mix, ">= 0")
+
+    def allowance(self, context: int) -> int:
+        """Tokens a row may read of a context of that many: sinks, selected and window together, in whole units."""
+        if self.budget > 0:
+            return self.budget
+        shared = math.ceil(self.share * context / self.unit) * self.unit
+        return max(self.floor, shared)
+
     def num_units(self, context: int) -> int:
         """Units to select for a context of that many tokens; 0 when the whole context is read anyway."""
-        raise NotImplementedError
+        tail_start = self.tail_start(context)
+        wanted = (self.allowance(context) - self.sinks - self.window) // self.unit
+        return max(0, min(wanted, (tail_start - self.sinks) // self.unit))
 
     def tail_start(self, context: int) -> int:
         """Where the tail begins for a context of that many tokens: a multiple of `unit`; 0 when the budget covers
         the whole context."""
-        raise NotImplementedError
+        if context <= max(self.allowance(context), self.sinks + self.window):
+            return 0
+        return (context - self.window) // self.unit * self.unit
+
+    def tokens_read(self, context: int, num_drafted: int) -> int:
+        """Keys a sparse row sees in a layer with a list, its own token included: the selection was made for
+        `context` tokens, and the row's token is the one after `num_drafted` more."""
+        kv_len = context + num_drafted
+        tail_start = self.tail_start(context)
+        if tail_start == 0:
+            return kv_len
+        return self.sinks + self.num_units(context) * self.unit + kv_len - tail_start
 
     def capacity(self, max_model_len: int) -> int:
-        """The most units one list ever holds."""
-        raise NotImplementedError
+        """The most units one list ever holds; at least 1, so that no tensor is empty."""
+        return max(1, self.num_units(max_model_len))
+
+    def at_unit(self, unit: int) -> "SelectionConfig":
+        """The same selection in other units, token counts rounded up to them."""
+        def up(tokens: int) -> int:
+            return -(-tokens // unit) * unit
+        return replace(self, unit=unit, sinks=up(self.sinks), window=up(self.window), budget=up(self.budget),
+                       floor=up(self.floor))
+
+
+def _check(condition: bool, field: str, value: object, allowed: str) -> None:
+    if not condition:
+        raise ValueError(f"selection.{field} must be {allowed}, got {value!r}")

@@ -1,0 +1,257 @@
+"""Seconds of a step from its tokens and KV bytes: t = base + max(weights, per_token * tokens) + per_byte * bytes."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aspire.speculation.layers import LayerPlan
+from aspire.speculation.selection import SelectionConfig
+
+if TYPE_CHECKING:
+    from aspire.schedule.plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """KV bytes that a row reads, on one device.
+
+    bytes_per_token: keys and values of one token in one layer. num_full: layers a sparse row reads whole;
+    num_listed: layers with a list. windows: (window, number of layers) of the sliding layers, the same for all rows.
+    """
+
+    bytes_per_token: int
+    num_full: int
+    num_listed: int
+    windows: tuple[tuple[int, int], ...]
+    selection: SelectionConfig
+
+    def full_bytes(self, kv_len: int) -> float:
+        """A full row whose last token sees `kv_len` keys (its tokens share the reading)."""
+        return self.bytes_per_token * ((self.num_full + self.num_listed) * kv_len + self._sliding(kv_len))
+
+    def sparse_bytes(self, context: int, num_drafted: int) -> float:
+        """A sparse row of a request with `context` known tokens and `num_drafted` drafts before this one."""
+        kv_len = context + num_drafted
+        listed = self.selection.tokens_read(context, num_drafted)
+        return self.bytes_per_token * (self.num_full * kv_len + self.num_listed * listed + self._sliding(kv_len))
+
+    def plan_bytes(self, plan: "StepPlan") -> float:
+        """All rows of a step."""
+        total = 0.0
+        for row in plan.rows:
+            if row.kind.value == "sparse":
+                total += self.sparse_bytes(row.start + row.num_tokens - row.num_drafted, row.num_drafted)
+            else:
+                total += self.full_bytes(row.start + row.num_tokens)
+        return total
+
+    def _sliding(self, kv_len: int) -> int:
+        return sum(count * min(window, kv_len) for window, count in self.windows)
+
+
+def kv_shape(layers: LayerPlan, selection: SelectionConfig, bytes_per_token: int,
+             windows: tuple[int | None, ...] = ()) -> KvShape:
+    """windows: sliding window of each layer, None where it sees everything; empty: no layer has one.
+
+    Raises ValueError when the windows are not one per layer or bytes_per_token is not positive.
+    """
+    if windows and len(windows) != layers.num_layers:
+        raise ValueError(f"windows must have one entry for each of the {layers.num_layers} layers, got {len(windows)}")
+    if bytes_per_token <= 0:
+        raise ValueError(f"bytes_per_token must be positive, got {bytes_per_token!r}")
+    spans: list[int | None] = list(windows) if windows else [None] * layers.num_layers
+    sizes = sorted({span for span in spans if span is not None})
+    full = sum(1 for span, index in zip(spans, layers.reads, strict=True) if span is None and index is None)
+    listed = sum(1 for span, index in zip(spans, layers.reads, strict=True) if span is None and index is not None)
+    return KvShape(bytes_per_token, full, listed, tuple((size, spans.count(size)) for size in sizes), selection)
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """base, weights: seconds; per_token: seconds a token; per_byte: seconds a KV byte. Up to `knee` tokens the step
+    waits for the weights and a token costs nothing. `fitted` tells measured coefficients from assumed ones."""
+
+    base: float
+    weights: float
+    per_token: float
+    per_byte: float
+    kv: KvShape
+    fitted: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("base", "weights", "per_token", "per_byte"):
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"cost.{name} must be >= 0, got {getattr(self, name)!r}")
+
+    def step_seconds(self, tokens: float, kv_bytes: float) -> float:
+        return self.base + max(self.weights, self.per_token * tokens) + self.per_byte * kv_bytes
+
+    @property
+    def knee(self) -> float:
+        """Tokens of a step from which a further token costs time; infinite when tokens are free."""
+        return self.weights / self.per_token if self.per_token > 0 else float("inf")
+
+    def save(self, path: Path) -> None:
+        """The coefficients as JSON; the KV shape belongs to the engine and is not written."""
+        names = ("base", "weights", "per_token", "per_byte", "fitted")
+        path.write_text(json.dumps({name: getattr(self, name) for name in names}, indent=1) + "\n")
+
+
+def nominal(kv: KvShape) -> CostModel:
+    """What to assume before anything was measured: only KV bytes cost time, and a row as much as 16 tokens' KV, as if
+    a large batch shared the weights. Only ratios matter (the scale is that of a 1 TB/s machine)."""
+    per_byte = 1e-12
+    row = 16 * kv.bytes_per_token * (kv.num_full + kv.num_listed + sum(count for _, count in kv.windows))
+    return CostModel(0.0, 0.0, row * per_byte, per_byte, kv, fitted=False)
+
+
+def load(path: Path, kv: KvShape) -> CostModel:
+    """Raises ValueError naming the file when it does not hold saved coefficients."""
+    try:
+        stored = json.loads(path.read_text())
+        base, weights, per_token, per_byte = (
+            float(stored[name]) for name in ("base", "weights", "per_token", "per_byte"))
+        fitted = bool(stored.get("fitted", True))
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"cost model file {path} must hold base, weights, per_token, per_byte: {error!r}") from error
+    return CostModel(base, weights, per_token, per_byte, kv, fitted)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measured step. weight: how much the fit trusts it."""
+
+    tokens: float
+    kv_bytes: float
+    seconds: float
+    weight: float = 1.0
+
+
+def fit(samples: "list[Sample]", kv: KvShape, *, num_knees: int = 12) -> CostModel:
+    """Non-negative least squares of relative errors, Huber-weighted against outliers (two reweightings).
+
+    For a given knee K the model is linear: t = base + per_token * max(K, tokens) + per_byte * bytes; K is searched
+    over quantiles of the tokens. Steps all below the knee cannot tell base from weights: the knee then is the largest
+    token count seen. Raises ValueError for fewer than 4 samples.
+    """
+    usable = [s for s in samples if s.seconds > 0]
+    if len(usable) < 4:
+        raise ValueError(f"samples must hold at least 4 timed steps, got {len(usable)}")
+    best: tuple[float, float, tuple[float, float, float]] | None = None
+    for knee in _knees([s.tokens for s in usable], num_knees):
+        columns = [(1.0, max(knee, s.tokens), s.kv_bytes) for s in usable]
+        coefficients, error = _robust_fit(columns, usable)
+        if best is None or error < best[0] * 0.999:
+            best = (error, knee, coefficients)
+    assert best is not None
+    _, knee, (base, per_token, per_byte) = best
+    return CostModel(base, per_token * knee, per_token, per_byte, kv)
+
+
+def _knees(tokens: list[float], count: int) -> list[float]:
+    ordered = sorted(tokens)
+    picks = [ordered[round(i * (len(ordered) - 1) / (count - 1))] for i in range(count)]
+    return sorted({0.0, *picks})
+
+
+def _robust_fit(columns: list[tuple[float, float, float]],
+                samples: list[Sample]) -> tuple[tuple[float, float, float], float]:
+    """Coefficients and the sum of Huber losses of relative errors (errors beyond 3 median errors count linearly)."""
+    trust = [s.weight / (s.seconds * s.seconds) for s in samples]
+    weights, solution, errors = trust, (0.0, 0.0, 0.0), [0.0]
+    for _ in range(3):
+        solution = _non_negative(columns, [s.seconds for s in samples], weights)
+        b, t, y = solution
+        errors = [abs(b * c0 + t * c1 + y * c2 - s.seconds) / s.seconds
+                  for (c0, c1, c2), s in zip(columns, samples, strict=True)]
+        bound = max(1e-9, 3.0 * sorted(errors)[len(errors) // 2])
+        weights = [w * min(1.0, bound / max(e, 1e-12)) for w, e in zip(trust, errors, strict=True)]
+    bound = max(1e-9, 0.05)
+    loss = sum(s.weight * (e * e if e < bound else 2 * bound * e - bound * bound)
+               for e, s in zip(errors, samples, strict=True))
+    return solution, loss
+
+
+def _non_negative(columns: list[tuple[float, float, float]], target: list[float],
+                  weights: list[float]) -> tuple[float, float, float]:
+    """Weighted least squares with all three coefficients >= 0: the best of the 7 faces that is feasible."""
+    scale = [max(abs(c[i]) for c in columns) or 1.0 for i in range(3)]
+    gram = [[0.0] * 3 for _ in range(3)]
+    moment = [0.0] * 3
+    for column, y, w in zip(columns, target, weights, strict=True):
+        x = [column[i] / scale[i] for i in range(3)]
+        for i in range(3):
+            moment[i] += w * x[i] * y
+            for j in range(3):
+                gram[i][j] += w * x[i] * x[j]
+    best, best_gain = (0.0, 0.0, 0.0), 0.0
+    for mask in range(1, 8):
+        chosen = [i for i in range(3) if mask >> i & 1]
+        part = _solve([[gram[i][j] for j in chosen] for i in chosen], [moment[i] for i in chosen])
+        if part is None or min(part) < 0.0:
+            continue
+        gain = sum(value * moment[i] for value, i in zip(part, chosen, strict=True))
+        if gain > best_gain * (1.0 + 1e-12):
+            full = dict(zip(chosen, part, strict=True))
+            best = (full.get(0, 0.0) / scale[0], full.get(1, 0.0) / scale[1], full.get(2, 0.0) / scale[2])
+            best_gain = gain
+    return best
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
+    """Gaussian elimination with pivoting; None when the system is singular."""
+    n = len(right)
+    rows = [[*matrix[i], right[i]] for i in range(n)]
+    for i in range(n):
+        pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
+        if abs(rows[pivot][i]) < 1e-12 * max(1.0, abs(matrix[i][i])):
+            return None
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for r in range(i + 1, n):
+            factor = rows[r][i] / rows[i][i]
+            rows[r] = [a - factor * b for a, b in zip(rows[r], rows[i], strict=True)]
+    result = [0.0] * n
+    for i in reversed(range(n)):
+        result[i] = (rows[i][n] - sum(rows[i][j] * result[j] for j in range(i + 1, n))) / rows[i][i]
+    return result
+
+
+class OnlineFit:
+    """A cost model that follows ordinary traffic: a bounded window of steps, refitted every `every` of them.
+
+    Steady traffic varies in few directions, so each fit also sees anchors: predictions of the current model at spread
+    points, with little weight, which keep what the window says nothing about.
+    """
+
+    def __init__(self, model: CostModel, *, window: int = 256, every: int = 256, anchor_weight: float = 0.02) -> None:
+        self.model = model
+        self._window = window
+        self._every = every
+        self._anchor_weight = anchor_weight
+        self._samples: list[Sample] = []
+        self._next = 0
+        self._seen = 0
+
+    def add(self, tokens: int, kv_bytes: float, seconds: float) -> CostModel | None:
+        """A step was measured; returns the renewed model when this one triggered a fit."""
+        sample = Sample(float(tokens), kv_bytes, seconds)
+        if len(self._samples) < self._window:
+            self._samples.append(sample)
+        else:
+            self._samples[self._next] = sample
+            self._next = (self._next + 1) % self._window
+        self._seen += 1
+        if self._seen % self._every or len(self._samples) < 16:
+            return None
+        self.model = replace(fit([*self._samples, *self._anchors()], self.model.kv, num_knees=8), fitted=True)
+        return self.model
+
+    def _anchors(self) -> list[Sample]:
+        if not self.model.fitted:  # an assumed scale would only mislead
+            return []
+        tokens = [1.0, self.model.knee if self.model.knee < 1e6 else 256.0, 1024.0]
+        most = max(s.kv_bytes for s in self._samples)
+        weight = self._anchor_weight * len(self._samples)
+        return [Sample(n, share * most, self.model.step_seconds(n, share * most), weight)
+                for n in tokens for share in (0.0, 0.5, 1.5)]
