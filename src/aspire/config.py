@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict
 
-from aspire.speculation.policy import PRESET_NAMES
+from aspire.speculation.policy import NO_OVERRIDES, PRESET_NAMES, Overrides
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 JUDGES = ("shared-noise", "rejection")
@@ -88,12 +88,12 @@ class BatchConfig:
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     """policy: a preset's name. judge: shared-noise keeps tokens equal to plain decoding, rejection only their
-    distribution. calibration: a file written by `aspire calibrate`."""
+    distribution. calibration: a file written by `aspire calibrate`. overrides: changes to the preset."""
 
     policy: str = "aspire"
     judge: str = "shared-noise"
     calibration: str | None = None
-    overrides: Mapping[str, Any] | None = None
+    overrides: Overrides = NO_OVERRIDES
 
     def __post_init__(self) -> None:
         _require(self.policy in PRESET_NAMES, "policy", self.policy, f"one of {', '.join(PRESET_NAMES)}")
@@ -134,7 +134,7 @@ class EngineOptions(TypedDict, total=False):
     policy: str
     judge: str
     calibration: str | None
-    overrides: Mapping[str, Any] | None
+    overrides: Overrides
     tensor_parallel_size: int
 
 

@@ -1,0 +1,139 @@
+"""build_engine: from an EngineConfig to a running Engine. The one place that knows every part."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from aspire.attention.protocol import AttentionBackend
+from aspire.attention.reference import ReferenceBackend
+from aspire.attention.rows import AttentionOptions
+from aspire.config import EngineConfig
+from aspire.engine import Engine, ModelFacts
+from aspire.loop import OverlappedLoop, PlainLoop
+from aspire.model.resolve import load_generation_defaults, load_tokenizer, resolve_model
+from aspire.model.spec import ModelSpec
+from aspire.model.weights import build_model
+from aspire.progress import Progress
+from aspire.request import SamplingParams
+from aspire.runtime.attend import LayerSetup
+from aspire.runtime.batch import BatchBuilder, BatchLayout
+from aspire.runtime.cache import KVCache, KVShape, Selection, SlotState
+from aspire.runtime.judges import Judge, RejectionJudge, SharedNoiseJudge
+from aspire.runtime.operators import Operators, reference_operators
+from aspire.runtime.runner import Model, Runner
+from aspire.runtime.sampling import SlotSampling
+from aspire.schedule.blocks import BlockPool
+from aspire.schedule.scheduler import Scheduler, SchedulerConfig
+from aspire.speculation.cost import CostModel, kv_shape, nominal
+from aspire.speculation.policy import Policy, resolve_policy
+from aspire.stats import Observer
+
+CPU_POOL_BYTES = 4 << 30
+
+
+def build_engine(config: EngineConfig, *, observers: Sequence[Observer], progress: Progress) -> Engine:
+    """Load the model and wire an engine. Raises ValueError for what a user can get wrong, before weights are read
+    where possible."""
+    source = resolve_model(config.model.model, revision=config.model.revision, cache_dir=config.model.download_dir,
+                           load_format=config.model.load_format, hf_overrides=config.model.hf_overrides)
+    device = _device(config.model.device)
+    spec = source.spec
+    config = config.resolve(device=device.type, model_dtype=spec.dtype, model_limit=spec.max_model_len)
+    dtype = getattr(torch, config.model.dtype)
+    model = build_model(source, dtype=dtype, device=device, progress=progress)
+    tokenizer = load_tokenizer(source, config.model.tokenizer)
+    return assemble(config, spec, model, tokenizer, device=device, observers=observers,
+                    defaults=load_generation_defaults(source))
+
+
+def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any, *, device: torch.device,
+             observers: Sequence[Observer] = (), defaults: SamplingParams | None = None) -> Engine:
+    """Wire an engine around a model that is already on its device; `config` is resolved."""
+    policy = resolve_policy(config.speculation.policy, spec.num_layers, spec.windows, config.speculation.overrides)
+    lookahead = policy.draft_limit + 1
+    loop_type = OverlappedLoop if config.batch.loop == "overlapped" else PlainLoop
+    if loop_type is OverlappedLoop:
+        lookahead *= 2
+    dtype = getattr(torch, config.model.dtype)
+    shape = _kv_shape(config, spec, dtype, lookahead)
+    setup, state, sampling = _device_state(config, spec, policy, shape, lookahead=lookahead, device=device)
+    runner = Runner(model, setup, state=state, sampling=sampling,
+                    judge=_judge(config, spec, state, sampling, setup.operators),
+                    builder=BatchBuilder(_layout(policy, state), device=device))
+    scheduler = _scheduler(config, spec, policy, shape, lookahead=lookahead,
+                           bytes_per_token=2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize)
+    facts = ModelFacts(
+        name=config.model.served_model_name or config.model.model, vocab_size=spec.vocab_size,
+        max_model_len=_limit(config), eos_token_ids=spec.eos_token_ids, tokenizer=tokenizer,
+        default_params=defaults or SamplingParams())
+    return Engine(config, facts, scheduler, loop_type(scheduler, runner), observers=observers)
+
+
+def _limit(config: EngineConfig) -> int:
+    assert config.model.max_model_len is not None, "the config is resolved"
+    return config.model.max_model_len
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device must be available on this machine: torch sees no CUDA device, got 'cuda'")
+    return torch.device(name)
+
+
+def _kv_shape(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, lookahead: int) -> KVShape:
+    """The pool: as asked, or as many blocks as all slots can use, up to the memory ceiling."""
+    size = config.cache.block_size
+    shape = KVShape(spec.num_layers, 1, size, spec.num_kv_heads, spec.head_dim)
+    if config.cache.num_blocks is not None:
+        num_blocks = config.cache.num_blocks
+    else:
+        per_request = -(-(_limit(config) + lookahead) // size)
+        num_blocks = min(config.batch.max_num_seqs * per_request, CPU_POOL_BYTES // shape.bytes_per_block(dtype))
+    return KVShape(spec.num_layers, num_blocks, size, spec.num_kv_heads, spec.head_dim)
+
+
+def _device_state(config: EngineConfig, spec: ModelSpec, policy: Policy, shape: KVShape, *, lookahead: int,
+                  device: torch.device) -> tuple[LayerSetup, SlotState, SlotSampling]:
+    slots, limit = config.batch.max_num_seqs, _limit(config)
+    dtype = getattr(torch, config.model.dtype)
+    backend: AttentionBackend = ReferenceBackend()
+    selection = Selection(policy.layers, policy.selection, num_slots=slots, max_model_len=limit, device=device)
+    options = tuple(AttentionOptions(spec.attention_scale, window, spec.attention_softcap) for window in spec.windows)
+    setup = LayerSetup(policy.layers, options, KVCache(shape, dtype=dtype, device=device), selection, backend,
+                       reference_operators())
+    state = SlotState(num_slots=slots, draft_limit=policy.draft_limit, block_size=shape.block_size,
+                      blocks_per_slot=-(-(limit + lookahead) // shape.block_size), device=device)
+    return setup, state, SlotSampling(slots, device=device)
+
+
+def _layout(policy: Policy, state: SlotState) -> BatchLayout:
+    speculates = policy.draft_limit > 0 or policy.sparse_emits
+    queries = policy.selection.queries or policy.draft_limit + 1
+    return BatchLayout(
+        draft_limit=policy.draft_limit, scoring_queries=queries if speculates else 0,
+        blocks_per_slot=state.block_table.shape[1], scratch_slot=state.scratch,
+        scores_drafts=any(policy.layers.draft_writes))
+
+
+def _judge(config: EngineConfig, spec: ModelSpec, state: SlotState, sampling: SlotSampling,
+           operators: Operators) -> Judge:
+    if config.speculation.judge == "rejection":
+        return RejectionJudge(state, sampling, vocab_size=spec.vocab_size)
+    return SharedNoiseJudge(state, sampling, operators)
+
+
+def _scheduler(config: EngineConfig, spec: ModelSpec, policy: Policy, shape: KVShape, *, lookahead: int,
+               bytes_per_token: int) -> Scheduler:
+    kv = kv_shape(policy.layers, policy.selection, bytes_per_token, spec.windows)
+    cost: CostModel = nominal(kv)
+    return Scheduler(
+        SchedulerConfig(max_num_seqs=config.batch.max_num_seqs,
+                        max_num_batched_tokens=config.batch.max_num_batched_tokens, max_model_len=_limit(config),
+                        block_size=shape.block_size, lookahead=lookahead, sparse_emits=policy.sparse_emits),
+        BlockPool(shape.num_blocks, shape.block_size, config.cache.enable_prefix_caching), policy.cadence,
+        acceptance=policy.new_estimator(), cost=cost)

@@ -1,0 +1,71 @@
+"""The step loop, twice: plain (plan, launch, wait, commit) and overlapped (commit of step t after the launch of t+1).
+
+Both give equal tokens: counts and tokens are device truth, so planning never waits for a verdict.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from aspire.request import Request
+from aspire.schedule.plan import StepPlan, Verdict
+from aspire.schedule.scheduler import Scheduler
+
+
+class Pending(Protocol):
+    """A launched step."""
+
+    @property
+    def plan(self) -> StepPlan: ...
+
+    def verdicts(self) -> list[Verdict]: ...
+
+
+class StepRunner(Protocol):
+    """What a loop needs of a runner."""
+
+    def launch(self, plan: StepPlan, requests: Mapping[str, Request]) -> Pending: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A committed step and the requests that ended with it."""
+
+    plan: StepPlan
+    verdicts: list[Verdict]
+    ended: list[Request]
+
+
+class PlainLoop:
+    """One step at a time; the host waits for the device."""
+
+    def __init__(self, scheduler: Scheduler, runner: StepRunner) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+
+    def advance(self, requests: Mapping[str, Request]) -> Done | None:
+        plan = self.scheduler.plan()
+        verdicts = self.runner.launch(plan, requests).verdicts()
+        return Done(plan, verdicts, self.scheduler.commit(plan, verdicts))
+
+
+class OverlappedLoop:
+    """The next step is planned and launched before the last one's verdicts are read.
+
+    A stop is seen one step late; the surplus row's verdict is dropped by the scheduler.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: StepRunner) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self._in_flight: Pending | None = None
+
+    def advance(self, requests: Mapping[str, Request]) -> Done | None:
+        """None right after the first launch, when nothing can be committed yet."""
+        plan = self.scheduler.plan()
+        launched = self.runner.launch(plan, requests) if plan.rows else None
+        before, self._in_flight = self._in_flight, launched
+        if before is None:
+            return None
+        verdicts = before.verdicts()
+        return Done(before.plan, verdicts, self.scheduler.commit(before.plan, verdicts))

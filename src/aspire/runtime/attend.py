@@ -1,0 +1,125 @@
+"""What a layer does with its queries in a mixed step: store KV, attend, score, renew selections."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aspire.attention.protocol import AttentionBackend
+from aspire.attention.rows import AttentionOptions, Probe
+from aspire.runtime.batch import StepInputs, StepShape
+from aspire.runtime.cache import KVCache, Selection
+from aspire.runtime.operators import Operators
+from aspire.runtime.step import Located
+from aspire.speculation.layers import LayerPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSetup:
+    """What does not change between steps."""
+
+    layers: LayerPlan
+    options: tuple[AttentionOptions, ...]  # per layer
+    cache: KVCache
+    selection: Selection
+    backend: AttentionBackend
+    operators: Operators
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRows:
+    """N rows whose queries score: verifying full rows first (the first `num_verify`), drafting rows after."""
+
+    token: Tensor  # int32 [N, Q], -1 unused
+    row: Tensor  # int32 [N]
+    slot: Tensor  # int64 [N], scratch for padding
+    num_verify: int
+
+
+class StepAttention:
+    """The `attend` of one step. `finish` applies what must serve from the next step on."""
+
+    def __init__(self, setup: LayerSetup, inputs: StepInputs, shape: StepShape, located: Located, *,
+                 scratch: int) -> None:
+        self.setup = setup
+        self.located = located
+        self.shape = shape
+        self._pending: list[tuple[tuple[int, ...], Tensor, Tensor, Tensor]] = []
+        self._verify = self._verify_rows(inputs, scratch) if shape.verify_probes else None
+        self._draft = self._draft_rows(inputs, scratch) if shape.draft_probes else None
+        self._both = _join(self._verify, self._draft)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query [T, H, D], key and value [T, KH, D] -> [T, H, D]."""
+        setup = self.setup
+        key_cache, value_cache = setup.cache.key[layer], setup.cache.value[layer]
+        setup.backend.store(key, value, key_cache, value_cache, self.located.slot_mapping)
+        reads = setup.layers.reads[layer]
+        selection = None if reads is None else setup.selection.view(reads)
+        scoring = self._scoring(layer)
+        probe = None if scoring is None else self._probe(scoring, query)
+        out, lse = setup.backend.attend(query, key_cache, value_cache, self.located.rows, selection,
+                                        setup.options[layer], probe)
+        if scoring is not None and probe is not None:
+            assert lse is not None, "a probe comes with the log-sum-exp"
+            self._renew(layer, scoring, probe, lse)
+        return out
+
+    def finish(self) -> None:
+        for lists, slots, units, num_units in self._pending:
+            self.setup.selection.store(lists, slots, units, num_units)
+        self._pending.clear()
+
+    def _scoring(self, layer: int) -> ScoringRows | None:
+        verify, draft = self.setup.layers.verify_writes[layer], self.setup.layers.draft_writes[layer]
+        if verify and draft:
+            return self._both
+        return self._verify if verify else self._draft if draft else None
+
+    def _probe(self, scoring: ScoringRows, query: Tensor) -> Probe:
+        num_rows, num_queries = scoring.token.shape
+        logits = torch.empty(num_rows, num_queries, query.shape[1], self.shape.max_kv_len, dtype=torch.float32,
+                             device=query.device)
+        return Probe(scoring.token, scoring.row, logits)
+
+    def _renew(self, layer: int, scoring: ScoringRows, probe: Probe, lse: Tensor) -> None:
+        """Lists from this layer's scores, kept now or after the step as the layer plan says."""
+        store, config, plan = self.setup.selection, self.setup.selection.config, self.setup.layers
+        operators = self.setup.operators
+        scores = operators.key_scores(probe, lse, self.located.rows, unit=config.unit, reduce=config.reduce,
+                                      window=self.setup.options[layer].window)  # [N, U]
+        last = store.tail_start[scoring.slot] // config.unit
+        units, num_units = operators.select_topk(
+            scores, torch.full_like(last, store.first_unit), last, store.quota[scoring.slot],
+            capacity=store.capacity, coverage=config.coverage)
+        parts = ((plan.verify_writes[layer], slice(0, scoring.num_verify)),
+                 (plan.draft_writes[layer], slice(scoring.num_verify, None)))
+        for lists, part in parts:
+            if not lists or not len(scoring.slot[part]):
+                continue
+            change = (lists, scoring.slot[part], units[part], num_units[part])
+            if plan.apply == "same_step":
+                store.store(*change)
+            else:
+                self._pending.append(change)
+
+    def _verify_rows(self, inputs: StepInputs, scratch: int) -> ScoringRows:
+        row = inputs.verify_row
+        slot = torch.where(row >= 0, inputs.slot[row], scratch)
+        return ScoringRows(inputs.verify_token.int(), row.int(), slot, len(row))
+
+    def _draft_rows(self, inputs: StepInputs, scratch: int) -> ScoringRows:
+        row = inputs.draft_row
+        slot = torch.where(row >= 0, inputs.slot[row], scratch)
+        token = torch.where(row >= 0, inputs.query_start[row], -1)[:, None]
+        return ScoringRows(token.int(), row.int(), slot, 0)
+
+
+def _join(verify: ScoringRows | None, draft: ScoringRows | None) -> ScoringRows | None:
+    """Both kinds as one set; drafting rows are padded to the verifying rows' number of queries."""
+    if verify is None or draft is None:
+        return verify or draft
+    spare = verify.token.shape[1] - draft.token.shape[1]
+    token = torch.nn.functional.pad(draft.token, (0, spare), value=-1)
+    return ScoringRows(torch.cat([verify.token, token]), torch.cat([verify.row, draft.row]),
+                       torch.cat([verify.slot, draft.slot]), verify.num_verify)

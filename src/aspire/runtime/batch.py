@@ -1,0 +1,186 @@
+"""From a StepPlan to the tensors of a step: host lists, one packed copy, views on the device.
+
+Letters: T tokens, R rows, N picks (token positions whose logits are needed), K draft limit, Q scoring queries a row,
+V scoring full rows, D scoring sparse rows, U block-table entries that change. Padding (for captured graphs) repeats
+the scratch slot: padded tokens have row -1, padded rows no tokens, padded picks point at token 0.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aspire.schedule.plan import Row, RowKind, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Host-side sizes of a step; a captured graph belongs to one of these."""
+
+    tokens: int
+    rows: int
+    picks: int
+    verify_probes: int
+    draft_probes: int
+    updates: int
+    max_query_len: int
+    max_kv_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step's inputs on the device, all int64."""
+
+    token_row: Tensor  # [T]; -1: padding
+    token_offset: Tensor  # [T] place inside its row
+    token_given: Tensor  # [T] token id where the host knows it (prefill)
+    query_start: Tensor  # [R + 1]
+    slot: Tensor  # [R]
+    start: Tensor  # [R] first position of rows whose position the host knows (prefill)
+    row_tokens: Tensor  # [R]
+    num_drafted: Tensor  # [R] drafts to verify, or made before this one
+    decode: Tensor  # [R] 1: inputs and positions come from the slot's state
+    sparse: Tensor  # [R] 1: sparse row
+    emits: Tensor  # [R] 1: the pick is output
+    pick_token: Tensor  # [N] token index
+    pick_row: Tensor  # [N]
+    pick_index: Tensor  # [R, K + 1] row's picks as indices into N
+    verify_token: Tensor  # [V, Q] scoring queries of full rows that sample, -1: unused
+    verify_row: Tensor  # [V]
+    draft_row: Tensor  # [D]
+    update_index: Tensor  # [U] flat index into the block table
+    update_block: Tensor  # [U]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the device gets, and the host's sizes."""
+
+    inputs: StepInputs
+    shape: StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """Constants of an engine that shape every batch."""
+
+    draft_limit: int
+    scoring_queries: int  # Q; 0: policy without scores
+    blocks_per_slot: int
+    scratch_slot: int
+    scores_drafts: bool  # some layer renews lists from sparse rows
+
+
+def spread_queries(num_tokens: int, window: int, count: int) -> list[int]:
+    """`count` offsets spread evenly over the last `window` tokens of a row, first and last included, ascending;
+    padded with -1."""
+    span = min(num_tokens, window)
+    first = num_tokens - span
+    if count == 1 or span == 1:
+        chosen = [num_tokens - 1]
+    else:
+        chosen = sorted({first + round(i * (span - 1) / (count - 1)) for i in range(count)})
+    return chosen + [-1] * (count - len(chosen))
+
+
+class BatchBuilder:
+    """Turns plans into batches. Holds only constants."""
+
+    def __init__(self, layout: BatchLayout, *, device: torch.device) -> None:
+        self.layout = layout
+        self.device = device
+
+    def build(self, plan: StepPlan, pad: Callable[[StepShape], StepShape] = lambda shape: shape) -> Batch:
+        """Tensors for a plan; `pad` may round the sizes up to a captured shape."""
+        lists, shape = self._lists(plan)
+        shape = pad(shape)
+        return Batch(self._transfer(lists, shape), shape)
+
+    def _lists(self, plan: StepPlan) -> "tuple[dict[str, list[int]], StepShape]":
+        layout = self.layout
+        lists: dict[str, list[int]] = {f.name: [] for f in fields(StepInputs)}
+        lists["query_start"].append(0)
+        max_kv = max_query = 0
+        for index, row in enumerate(plan.rows):
+            first = lists["query_start"][-1]
+            lists["query_start"].append(first + row.num_tokens)
+            self._add_row(lists, index, row)
+            self._add_picks(lists, index, row, first)
+            if layout.scoring_queries:
+                self._add_probes(lists, index, row, first)
+            max_query = max(max_query, row.num_tokens)
+            # Under the overlapped loop a decoding row may be a whole round further than the host knows.
+            max_kv = max(max_kv, row.start + row.num_tokens + (0 if row.tokens else layout.draft_limit + 1))
+        for update in plan.block_updates:
+            base = update.slot * layout.blocks_per_slot + update.first
+            lists["update_index"] += range(base, base + len(update.blocks))
+            lists["update_block"] += update.blocks
+        shape = StepShape(
+            tokens=len(lists["token_row"]), rows=len(plan.rows), picks=len(lists["pick_token"]),
+            verify_probes=len(lists["verify_row"]), draft_probes=len(lists["draft_row"]),
+            updates=len(lists["update_index"]), max_query_len=max_query, max_kv_len=max_kv,
+        )
+        return lists, shape
+
+    def _add_row(self, lists: dict[str, list[int]], index: int, row: Row) -> None:
+        lists["token_row"] += [index] * row.num_tokens
+        lists["token_offset"] += range(row.num_tokens)
+        lists["token_given"] += row.tokens or [0] * row.num_tokens
+        lists["slot"].append(row.slot)
+        lists["start"].append(row.start)
+        lists["row_tokens"].append(row.num_tokens)
+        lists["num_drafted"].append(row.num_drafted)
+        lists["decode"].append(0 if row.tokens else 1)
+        lists["sparse"].append(1 if row.kind is RowKind.SPARSE else 0)
+        lists["emits"].append(1 if row.samples and row.emits else 0)
+
+    def _add_picks(self, lists: dict[str, list[int]], index: int, row: Row, first: int) -> None:
+        count = 0 if not row.samples else 1 if row.tokens else row.num_tokens
+        base = len(lists["pick_token"])
+        lists["pick_token"] += range(first + row.num_tokens - count, first + row.num_tokens)
+        lists["pick_row"] += [index] * count
+        width = self.layout.draft_limit + 1
+        picks = list(range(base, base + count)) if count else [0]
+        lists["pick_index"] += picks + [picks[-1]] * (width - len(picks))
+
+    def _add_probes(self, lists: dict[str, list[int]], index: int, row: Row, first: int) -> None:
+        if not row.samples:
+            return
+        if row.kind is RowKind.SPARSE:
+            if self.layout.scores_drafts:
+                lists["draft_row"].append(index)
+            return
+        offsets = spread_queries(row.num_tokens, self.layout.draft_limit + 1, self.layout.scoring_queries)
+        lists["verify_token"] += [first + o if o >= 0 else -1 for o in offsets]
+        lists["verify_row"].append(index)
+
+    def _transfer(self, lists: dict[str, list[int]], shape: StepShape) -> StepInputs:
+        layout = self.layout
+        width, queries = layout.draft_limit + 1, max(1, layout.scoring_queries)
+        scratch = layout.scratch_slot
+        sizes: dict[str, tuple[tuple[int, ...], int]] = {  # shape, filler
+            "token_row": ((shape.tokens,), -1), "token_offset": ((shape.tokens,), 0),
+            "token_given": ((shape.tokens,), 0),
+            "query_start": ((shape.rows + 1,), lists["query_start"][-1]), "slot": ((shape.rows,), scratch),
+            "pick_token": ((shape.picks,), 0), "pick_row": ((shape.picks,), -1),
+            "pick_index": ((shape.rows, width), 0),
+            "verify_token": ((shape.verify_probes, queries), -1), "verify_row": ((shape.verify_probes,), -1),
+            "draft_row": ((shape.draft_probes,), -1),
+            "update_index": ((shape.updates,), scratch * layout.blocks_per_slot), "update_block": ((shape.updates,), 0),
+        }
+        parts: list[Sequence[int]] = []
+        spans: list[tuple[int, tuple[int, ...]]] = []
+        for f in fields(StepInputs):
+            size, filler = sizes.get(f.name, ((shape.rows,), 0))
+            count = int(np.prod(size))
+            values = lists[f.name]
+            assert len(values) <= count, f"{f.name}: {len(values)} values do not fit {size}"
+            parts += [values, [filler] * (count - len(values))]
+            spans.append((count, size))
+        packed = torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]))
+        if self.device.type == "cuda":
+            packed = packed.pin_memory().to(self.device, non_blocking=True)
+        pieces = torch.split(packed, [count for count, _ in spans])
+        return StepInputs(*(piece.view(size) for piece, (_, size) in zip(pieces, spans, strict=True)))

@@ -1,0 +1,108 @@
+"""Device memory of a run: the paged KV cache, the stored selections and the state of every slot.
+
+Slots are numbered 0..S-1; one more slot, number S, is scratch that padding rows write to.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aspire.attention.rows import RowSelection
+from aspire.speculation.layers import LayerPlan
+from aspire.speculation.selection import SelectionConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """Dimensions of the KV cache; one key and one value tensor per layer."""
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+
+    def bytes_per_block(self, dtype: torch.dtype) -> int:
+        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """Keys and values by layer: two tensors [num_blocks, block_size, kv_heads, head_dim] each."""
+
+    def __init__(self, shape: KVShape, *, dtype: torch.dtype, device: torch.device) -> None:
+        size = (shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self.shape = shape
+        self.key = [_zeros(size, dtype, device) for _ in range(shape.num_layers)]
+        self.value = [_zeros(size, dtype, device) for _ in range(shape.num_layers)]
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros whose pages the CPU touches only when written: a pool is sized for the worst case."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    count = int(np.prod(size)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(size)
+
+
+class Selection:
+    """The stored lists of every slot, and how many units and which tail belong to a context length.
+
+    The two tables are filled by `SelectionConfig` itself, so host and device agree by construction.
+    """
+
+    def __init__(self, layers: LayerPlan, config: SelectionConfig, *, num_slots: int, max_model_len: int,
+                 device: torch.device) -> None:
+        self.config = config
+        self.capacity = max(1, config.capacity(max_model_len))
+        lists = max(1, layers.num_lists)
+        self.units = torch.zeros(lists, num_slots + 1, self.capacity, dtype=torch.int32, device=device)
+        self.num_units = torch.zeros(lists, num_slots + 1, dtype=torch.int32, device=device)
+        self.tail_start = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
+        self.quota = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)  # units to select, per slot
+        lengths = range(max_model_len + 1)
+        self.quota_of = torch.tensor([config.num_units(n) for n in lengths], dtype=torch.int32, device=device)
+        self.tail_of = torch.tensor([config.tail_start(n) for n in lengths], dtype=torch.int32, device=device)
+        self.first_unit = -(-config.sinks // config.unit)
+
+    def view(self, index: int) -> RowSelection:
+        return RowSelection(self.units[index], self.num_units[index], self.config.unit, self.config.sinks)
+
+    def anchor(self, slots: Tensor, context: Tensor) -> None:
+        """Fix tail and quota of slots [N] for contexts of that many tokens [N]; scratch entries may repeat."""
+        context = context.clamp(max=len(self.tail_of) - 1)  # a surplus step of the overlapped loop may pass the end
+        self.tail_start[slots] = self.tail_of[context]
+        self.quota[slots] = self.quota_of[context]
+
+    def store(self, lists: tuple[int, ...], slots: Tensor, units: Tensor, num_units: Tensor) -> None:
+        """Set lists of slots [N] to units [N, C] with num_units [N] in use."""
+        for index in lists:
+            self.units[index, slots] = units
+            self.num_units[index, slots] = num_units
+
+    def clear(self, slot: int) -> None:
+        """A new owner of the slot starts with empty lists and an empty tail."""
+        self.num_units[:, slot] = 0
+        self.tail_start[slot] = 0
+        self.quota[slot] = 0
+
+
+class SlotState:
+    """Device truth of each slot: how many tokens it knows, the last one, the drafts after it, its block table."""
+
+    def __init__(self, *, num_slots: int, draft_limit: int, blocks_per_slot: int, block_size: int,
+                 device: torch.device) -> None:
+        self.num_slots = num_slots
+        self.block_size = block_size
+        self.num_known = torch.ones(num_slots + 1, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(num_slots + 1, draft_limit + 1, dtype=torch.int64, device=device)  # last, drafts
+        self.block_table = torch.zeros(num_slots + 1, blocks_per_slot, dtype=torch.int32, device=device)
+
+    @property
+    def scratch(self) -> int:
+        return self.num_slots
+
+    def admit(self, slot: int, num_known: int) -> None:
+        self.num_known[slot] = num_known
+        self.tokens[slot] = 0

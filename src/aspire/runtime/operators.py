@@ -1,0 +1,28 @@
+"""The operators of a step outside the attention backend, as one value: reference on the CPU, Triton on CUDA."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aspire.ops.judge import reference as judge_reference
+from aspire.ops.key_scores import reference as key_scores_reference
+from aspire.ops.sample import reference as sample_reference
+from aspire.ops.sample.rows import Picks, SamplingRows
+from aspire.ops.select_topk import reference as select_topk_reference
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """Signatures are those of ops/*/reference.py."""
+
+    key_scores: Callable[..., Tensor]
+    select_topk: Callable[..., tuple[Tensor, Tensor]]
+    sample: Callable[[Tensor, SamplingRows], Picks]
+    judge: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def reference_operators() -> Operators:
+    """Plain torch, any device."""
+    return Operators(key_scores_reference.key_scores, select_topk_reference.select_topk, sample_reference.sample,
+                     judge_reference.judge)
