@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from aspire.attention.protocol import AttentionBackend
-from aspire.attention.reference import ReferenceBackend
+from aspire.attention.reference import ReferenceAttention
 from aspire.attention.rows import AttentionOptions
 from aspire.config import EngineConfig
 from aspire.engine import Engine, ModelFacts
 from aspire.loop import OverlappedLoop, PlainLoop
-from aspire.model.resolve import load_generation_defaults, load_tokenizer, resolve_model
+from aspire.model.build import build_model, describe_model
+from aspire.model.resolve import GenerationDefaults, ModelSource, load_generation_defaults, load_tokenizer, resolve_model
 from aspire.model.spec import ModelSpec
-from aspire.model.weights import build_model
 from aspire.progress import Progress
 from aspire.request import SamplingParams
 from aspire.runtime.attend import LayerSetup
@@ -38,13 +38,40 @@ def build_engine(config: EngineConfig, *, observers: Sequence[Observer], progres
     source = resolve_model(config.model.model, revision=config.model.revision, cache_dir=config.model.download_dir,
                            load_format=config.model.load_format, hf_overrides=config.model.hf_overrides)
     device = _device(config.model.device)
-    spec = source.spec
+    spec = describe_model(source)
     config = config.resolve(device=device.type, model_dtype=spec.dtype, model_limit=spec.max_model_len)
-    dtype = getattr(torch, config.model.dtype)
-    model = build_model(source, dtype=dtype, device=device, progress=progress)
-    tokenizer = load_tokenizer(source, config.model.tokenizer)
+    tokenizer = _tokenizer(config, source)
+    with progress("Loading weights", 1000) as advance:
+        shown = 0
+
+        def report(done: int, total: int) -> None:
+            nonlocal shown
+            reached = 1000 * done // max(1, total)
+            advance(reached - shown)
+            shown = reached
+
+        model, spec = build_model(source, dtype=getattr(torch, config.model.dtype), device=device,
+                                  max_model_len=config.model.max_model_len, progress=report)
     return assemble(config, spec, model, tokenizer, device=device, observers=observers,
-                    defaults=load_generation_defaults(source))
+                    defaults=_default_params(config, load_generation_defaults(source)))
+
+
+def _tokenizer(config: EngineConfig, source: ModelSource) -> Any:
+    if config.model.tokenizer is None:
+        return load_tokenizer(source)
+    return load_tokenizer(resolve_model(config.model.tokenizer, revision=config.model.revision,
+                                        cache_dir=config.model.download_dir, load_format="dummy"))
+
+
+def _default_params(config: EngineConfig, defaults: GenerationDefaults) -> SamplingParams:
+    """What `generate` uses when the caller gives no params: the model's own defaults, as vLLM takes them."""
+    if config.model.generation_config == "vllm":
+        return SamplingParams()
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: getattr(defaults, name) for name in names if getattr(defaults, name) is not None}
+    if defaults.max_new_tokens is not None:
+        given["max_tokens"] = defaults.max_new_tokens
+    return SamplingParams(**given)
 
 
 def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any, *, device: torch.device,
@@ -101,7 +128,7 @@ def _device_state(config: EngineConfig, spec: ModelSpec, policy: Policy, shape: 
                   device: torch.device) -> tuple[LayerSetup, SlotState, SlotSampling]:
     slots, limit = config.batch.max_num_seqs, _limit(config)
     dtype = getattr(torch, config.model.dtype)
-    backend: AttentionBackend = ReferenceBackend()
+    backend: AttentionBackend = ReferenceAttention()
     selection = Selection(policy.layers, policy.selection, num_slots=slots, max_model_len=limit, device=device)
     options = tuple(AttentionOptions(spec.attention_scale, window, spec.attention_softcap) for window in spec.windows)
     setup = LayerSetup(policy.layers, options, KVCache(shape, dtype=dtype, device=device), selection, backend,

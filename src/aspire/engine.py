@@ -16,7 +16,7 @@ from aspire.engine_stats import EngineStats
 from aspire.loop import Done, OverlappedLoop, PlainLoop
 from aspire.schedule.scheduler import Scheduler
 from aspire.stats import Observer, StepStats, row_stats
-from aspire.text import SequenceText
+from aspire.text import OutputText, TokenDecoder
 from aspire.totals import Totals
 
 Clock = Callable[[], float]
@@ -49,6 +49,7 @@ class Engine:
         self.observers = [self.totals, *observers]
         self._clock = clock
         self._started = clock()
+        self._decoder = None if facts.tokenizer is None else TokenDecoder(facts.tokenizer)
         self._seeds = random.Random(config.model.seed)
         self._groups: dict[str, RequestGroup] = {}  # by user request id
         self._requests: dict[str, Request] = {}  # by sequence id
@@ -68,9 +69,10 @@ class Engine:
         max_total = limit if params.max_tokens is None else min(limit, len(prompt_token_ids) + params.max_tokens)
         base_seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         sequences: list[Request] = []
-        texts: list[SequenceText] = []
+        texts: list[OutputText] = []
         for index in range(params.n):
-            text = SequenceText(self.facts.tokenizer, params, eos_token_ids=self.facts.eos_token_ids)
+            text = OutputText(params, eos_token_ids=self.facts.eos_token_ids, decoder=self._decoder,
+                              prompt_token_ids=prompt_token_ids)
             sequence_id = request_id if params.n == 1 else f"{request_id}#{index}"
             request = Request(sequence_id, prompt_token_ids, params, max_total=max_total, seed=base_seed + index,
                               priority=priority, stop_checker=text, leader=sequences[0] if sequences else None)
@@ -89,9 +91,10 @@ class Engine:
         group = self._groups.get(request_id)
         if group is None:
             return
-        for request in group.sequences:
+        for request, text in zip(group.sequences, group.texts, strict=True):
             if not request.is_finished:
                 self.scheduler.abort(request.request_id)
+                text.finish()
         self._forget(group)
 
     @property
@@ -138,6 +141,8 @@ class Engine:
         now = self._clock()
         for request in done.ended:
             self.totals.count_prefix(request)
+            assert isinstance(request.stop_checker, OutputText), "set by add()"
+            request.stop_checker.finish()
         touched: dict[str, RequestGroup] = {}
         for verdict in done.verdicts:
             group_id = self._group_of.get(verdict.request_id)
@@ -182,5 +187,3 @@ class Engine:
             for token in ids:
                 if token >= vocab:
                     raise ValueError(f"{name} must hold token ids in [0, {vocab}), got {token}")
-        if self.facts.tokenizer is None and params.stop_strings:
-            raise ValueError(f"stop needs a tokenizer, which {self.facts.name} does not have, got {params.stop!r}")

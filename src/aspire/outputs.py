@@ -1,10 +1,10 @@
 """RequestGroup: the n sequences of one user request, and their rendering as a RequestOutput."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aspire.request import CompletionOutput, Request, RequestCounters, RequestMetrics, RequestOutput
-from aspire.text import SequenceText
+from aspire.text import OutputText
 
 
 def metrics_of(counters: Sequence[RequestCounters]) -> RequestMetrics:
@@ -35,8 +35,7 @@ class RequestGroup:
     request_id: str
     prompt: str | None
     sequences: list[Request]
-    texts: list[SequenceText]
-    num_reported: list[int] = field(default_factory=list)
+    texts: list[OutputText]
 
     @property
     def is_finished(self) -> bool:
@@ -57,9 +56,9 @@ class RequestGroup:
         request, text = self.sequences[index], self.texts[index]
         wants_logprobs = request.params.logprobs is not None
         return CompletionOutput(
-            index=index, text=text.text, token_ids=tuple(request.output_token_ids),
+            index=index, text=text.visible_text, token_ids=tuple(request.output_token_ids),
             cumulative_logprob=sum(entry.logprob for entry in request.logprobs) if wants_logprobs else None,
             logprobs=tuple(request.logprobs) if wants_logprobs else None,
             finish_reason=request.finish_reason.value if request.finish_reason else None,
-            stop_reason=request.stop_reason, metrics=metrics_of([request.counters]),
+            stop_reason=text.stop_reason, metrics=metrics_of([request.counters]),
         )

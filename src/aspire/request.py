@@ -167,7 +167,7 @@ class Request:
     """
 
     __slots__ = ("request_id", "prompt_token_ids", "params", "output_token_ids", "num_computed", "num_drafted",
-                 "slot", "priority", "counters", "stop_checker", "finish_reason", "stop_reason", "logprobs",
+                 "slot", "priority", "counters", "stop_checker", "finish_reason", "logprobs",
                  "prompt_logprobs", "leader", "seed", "max_total")
 
     def __init__(self, request_id: str, prompt_token_ids: "Sequence[int]", params: SamplingParams, *,
@@ -186,7 +186,6 @@ class Request:
         self.counters = RequestCounters()
         self.stop_checker = stop_checker
         self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.leader = leader
