@@ -16,7 +16,7 @@ class AttentionRows:
     Query token i of a row with q tokens sits at position kv_len - q + i and sees keys up to and including its own.
     Padding rows have kv_len 0 and no tokens. Rows are either all keys ("full") or restricted ("sparse"): a sparse
     row has one query token and, where the layer gives a list, sees sinks [0, sinks), the listed units and the tail
-    [tail_start, kv_len).
+    [tail_start, kv_len). One object per step: a backend may plan its work once per object.
     """
 
     query_start: Tensor  # int32 [R + 1]
@@ -49,6 +49,8 @@ class AttentionOptions:
     scale: float
     window: int | None = None
     softcap: float | None = None
+    key_scale: float = 1.0  # what a cached key is worth, per unit stored (8-bit caches)
+    value_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,10 @@ class Probe:
     """Queries whose raw scaled logits over all keys the attention operator writes as it passes.
 
     N scoring rows of up to Q queries each. token: query-token index, -1 unused. logits: written for keys
-    [0, position of the query], the rest left as it was. Rows that are sparse in this layer must not be probed.
+    [0, position of the query] (with a window: those inside it), the rest left as it was. Rows that are sparse in this
+    layer must not be probed.
     """
 
-    token: Tensor  # int32 [N, Q]
+    token: Tensor  # int32 [N, Q], distinct where used
     row: Tensor  # int32 [N]: the row that the queries belong to
     logits: Tensor  # [N, Q, H, L], L >= max_kv_len; float32, or bfloat16 on CUDA
