@@ -7,7 +7,7 @@ from aspire.ops.paged_attention.reference import paged_attention
 from aspire.ops.store_kv.reference import store_kv
 
 
-class ReferenceAttention:
+class ReferenceBackend:
     """An AttentionBackend without state."""
 
     name = "reference"

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from aspire.attention.reference import ReferenceAttention
+from aspire.attention.reference import ReferenceBackend
 from aspire.attention.rows import AttentionOptions
 from aspire.ops.paged_attention.reference import paged_attention
 from aspire.testing.attention_cases import AttentionCase, CaseSpec, RowSpec, make_case, plain_attention, random_spec
@@ -37,7 +37,7 @@ def check(case: AttentionCase, restricted: bool) -> None:
 @pytest.mark.parametrize("restricted", [True, False], ids=["sparse", "all"])
 @pytest.mark.parametrize("unit", [1, 4, 16])
 def test_one_verifying_row_among_seven_drafting(unit: int, restricted: bool) -> None:
-    """Planted faults: sinks read again when the tail starts at 0; a unit's tokens counted from u instead of u * unit."""
+    """Planted faults: sinks read again when the tail starts at 0; a unit's tokens start at u, not u * unit."""
     check(make_case(CaseSpec(MIX, unit=unit, sinks=16, probes=2 if restricted else 0), seed=unit), restricted)
 
 
@@ -69,10 +69,11 @@ def test_eight_bit_cache_is_scaled_back() -> None:
 def test_store_then_attend_through_the_backend() -> None:
     """Planted fault: key and value swapped in store. A row's own token, just stored, is what it reads."""
     case = make_case(CaseSpec((RowSpec(1), RowSpec(1, 1, True)), num_heads=2), seed=5)
-    backend = ReferenceAttention()
+    backend = ReferenceBackend()
     key, value = torch.randn(2, 2, 2, 64)
     slots = case.rows.block_table[case.rows.slot.long(), 0].long() * 16
     backend.store(key, value, case.key_cache, case.value_cache, slots)
-    out, lse = backend.attend(case.query, case.key_cache, case.value_cache, case.rows, case.selection, case.options, None)
+    out, lse = backend.attend(case.query, case.key_cache, case.value_cache, case.rows, case.selection, case.options,
+                              None)
     torch.testing.assert_close(out, value)
     assert lse is None

@@ -24,7 +24,8 @@ def plain(scores: list[int], first: int, last: int, k: int, coverage: float | No
 
 @pytest.mark.parametrize("coverage", [None, 0.5, 1.0])
 @given(rows=ROWS, capacity=st.integers(1, 12))
-def test_best_units_in_order(rows: list[tuple[list[int], int, int, int]], capacity: int, coverage: float | None) -> None:
+def test_best_units_in_order(rows: list[tuple[list[int], int, int, int]], capacity: int,
+                             coverage: float | None) -> None:
     """Planted faults: ties to the higher index; padding counted as candidates; coverage one unit short."""
     scores = torch.tensor([row[0] for row in rows], dtype=torch.float32)
     first, last, k = (torch.tensor([row[i] for row in rows], dtype=torch.int32) for i in (1, 2, 3))

@@ -17,7 +17,7 @@ def test_writes_where_told_and_nowhere_else() -> None:
 
 
 def test_eight_bit_cache_scales_and_clamps() -> None:
-    """Planted fault: no clamp, so that 1000 / 2 becomes NaN."""
+    """Planted fault: scale multiplied in instead of divided out."""
     key = torch.tensor([[[1000.0, -3.0]]])
     caches = torch.zeros(2, 1, 2, 1, 2).to(torch.float8_e4m3fn)
     store_kv(key, key, caches[0], caches[1], torch.tensor([1]), key_scale=2.0, value_scale=1.0)
