@@ -7,7 +7,7 @@ from aspire.ops.paged_attention.reference import paged_attention
 from aspire.ops.store_kv.reference import store_kv
 
 
-class ReferenceBackend:
+class ReferenceAttention:
     """An AttentionBackend without state."""
 
     name = "reference"

@@ -186,7 +186,7 @@ def random_spec(rng: random.Random, *, max_kv_len: int, device: str = "cpu",
     kv_heads = rng.choice((1, 2, 3))
     return CaseSpec(
         tuple(rows), num_heads=groups * kv_heads, num_kv_heads=kv_heads, head_dim=rng.choice((64, 64, 96, 128, 256)),
-        block_size=rng.choice((8, 16, 32)), unit=unit, sinks=unit * rng.randint(0, 4) if unit > 1 else rng.randint(0, 9),
+        block_size=rng.choice((8, 16, 32)), unit=unit, sinks=unit * rng.randint(0, 4 if unit > 1 else 9),
         capacity=rng.choice((1, 8, 40)), window=rng.choice((None, None, None, 1, 33, 100)),
         softcap=rng.choice((None, None, 5.0)), probes=rng.choice((0, 1, 2, 4)), spare_tokens=rng.choice((0, 0, 3)),
         dtype=dtype, device=device)

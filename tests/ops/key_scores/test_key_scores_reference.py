@@ -12,10 +12,12 @@ from aspire.testing.attention_cases import CaseSpec, RowSpec, make_case
 @pytest.mark.parametrize(("unit", "window"), [(1, None), (4, None), (16, 20), (7, 50)])
 def test_mass_per_unit(unit: int, window: int | None, reduce: str) -> None:
     """Planted faults: unused queries counted in the average; reduced over heads after the unit's sum (max)."""
-    case = make_case(CaseSpec((RowSpec(90, 5), RowSpec(41, 1), RowSpec(30, 1, True)), window=window, probes=3), seed=unit)
+    rows = (RowSpec(90, 5), RowSpec(41, 1), RowSpec(30, 1, True))
+    case = make_case(CaseSpec(rows, window=window, probes=3), seed=unit)
     probe = case.probe
     assert probe is not None
-    _, lse = paged_attention(case.query, case.key_cache, case.value_cache, case.rows, case.selection, case.options, probe)
+    _, lse = paged_attention(case.query, case.key_cache, case.value_cache, case.rows, case.selection, case.options,
+                             probe)
     assert lse is not None
     scores = key_scores(probe, lse, case.rows, unit=unit, reduce=reduce, window=window)
     assert scores.shape == (3, -(-probe.logits.shape[-1] // unit))

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from aspire.attention.reference import ReferenceBackend
+from aspire.attention.reference import ReferenceAttention
 from aspire.attention.rows import AttentionOptions
 from aspire.ops.paged_attention.reference import paged_attention
 from aspire.testing.attention_cases import AttentionCase, CaseSpec, RowSpec, make_case, plain_attention, random_spec
@@ -69,7 +69,7 @@ def test_eight_bit_cache_is_scaled_back() -> None:
 def test_store_then_attend_through_the_backend() -> None:
     """Planted fault: key and value swapped in store. A row's own token, just stored, is what it reads."""
     case = make_case(CaseSpec((RowSpec(1), RowSpec(1, 1, True)), num_heads=2), seed=5)
-    backend = ReferenceBackend()
+    backend = ReferenceAttention()
     key, value = torch.randn(2, 2, 2, 64)
     slots = case.rows.block_table[case.rows.slot.long(), 0].long() * 16
     backend.store(key, value, case.key_cache, case.value_cache, slots)
