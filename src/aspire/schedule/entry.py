@@ -1,0 +1,78 @@
+"""Entry: what the scheduler remembers of one request besides the request's own counts."""
+
+from collections.abc import Sequence
+
+from aspire.request import Request
+
+
+class Entry:
+    """Lives from add() to the end of the request, across preemptions.
+
+    `has_full_row` turns true when a full row that reaches the end of the known tokens is planned: from then on the
+    request decodes. `pending`: the most tokens that rows in flight may still emit (their verdicts are not committed).
+    """
+
+    __slots__ = (
+        "draft_margin",
+        "has_full_row",
+        "order",
+        "passed_over",
+        "pending",
+        "refused_at",
+        "request",
+        "reserved",
+    )
+
+    def __init__(self, request: Request, order: tuple[int, int]) -> None:
+        self.request = request
+        self.order = order  # (priority, arrival): smaller goes first and is preempted last
+        self.has_full_row = False
+        self.pending = 0
+        self.passed_over = 0  # plans in a row in which the token budget refused what the cadence decided
+        self.reserved = 0  # tokens its blocks were last sized for
+        self.draft_margin: float | None = None
+        self.refused_at = -1  # free blocks at the last refused admission: no use to try again with as few
+
+    @property
+    def slot(self) -> int:
+        """The slot of a running request."""
+        slot = self.request.slot
+        assert slot is not None, f"{self.request.request_id!r} is not running"
+        return slot
+
+    @property
+    def num_remaining(self) -> int:
+        """Prefill tokens not planned yet."""
+        return self.request.num_known - self.request.num_computed
+
+    @property
+    def surely_ends(self) -> bool:
+        """The rows in flight emit at least one token, and that is the last one allowed."""
+        return self.pending > 0 and self.request.num_known + 1 >= self.request.max_total
+
+    def room(self, draft_limit: int) -> int:
+        """Drafts it may still make in this round: a verification of them must not pass `max_total`."""
+        request = self.request
+        ahead = request.num_known + self.pending + request.num_drafted
+        return max(0, min(draft_limit - request.num_drafted, request.max_total - ahead - 1))
+
+    def tokens(self, start: int, stop: int) -> Sequence[int]:
+        """Known token ids at positions [start, stop); costs O(stop - start)."""
+        prompt, output = self.request.prompt_token_ids, self.request.output_token_ids
+        split = len(prompt)
+        if stop <= split:
+            return prompt[start:stop]
+        return prompt[start:split] + output[max(start - split, 0):stop - split]
+
+    def reset(self) -> None:
+        """After a preemption: nothing is computed, drafts are lost, tokens stay."""
+        request = self.request
+        request.counters.num_wasted += request.num_drafted
+        request.num_computed = request.num_drafted = 0
+        request.slot = None
+        self.has_full_row = False
+        self.passed_over = self.reserved = 0
+        self.draft_margin = None
+        self.refused_at = -1
+        if not request.output_token_ids:
+            request.prompt_logprobs = None

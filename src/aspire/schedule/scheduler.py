@@ -1,0 +1,272 @@
+"""Scheduler: which rows make a step, and what a step's verdicts change. The hot path of the host: counts only, no
+token values (prefill inputs aside), no tensors, O(1) work per decoding request and step.
+
+Rows, token budget and verdicts live here; slots and blocks in residency.py; when to verify is the cadence's business.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aspire.request import FinishReason, Request
+from aspire.schedule.blocks import BlockPool
+from aspire.schedule.commit import append_prompt_logprobs, append_tokens, check_verdict, count_verification, max_emitted
+from aspire.schedule.entry import Entry
+from aspire.schedule.plan import Admission, Row, RowKind, StepPlan, Verdict
+from aspire.schedule.residency import Residency
+from aspire.speculation.acceptance import AcceptanceEstimator
+from aspire.speculation.cadence import Cadence, Decision, Drafting, Outlook
+from aspire.speculation.cost import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """lookahead: tokens beyond the known ones for which a running request holds blocks; at least one whole round
+    (draft limit + 1). sparse_emits: the policy never verifies, sparse rows are output (lossy)."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    lookahead: int
+    sparse_emits: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "lookahead"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be an integer >= 1, got {getattr(self, name)!r}")
+
+
+class Scheduler:
+    """plan() decides a step, commit() applies its verdicts. plan() may run once more before the commit of the step
+    before (overlapped loop); verdicts of requests that ended or were preempted meanwhile are handled."""
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, cadence: Cadence, *, acceptance: AcceptanceEstimator,
+                 cost: CostModel, clock: Callable[[], float] = time.monotonic) -> None:
+        assert pool.block_size == config.block_size, "scheduler and pool disagree on the block size"
+        assert config.lookahead > cadence.draft_limit, "the reserve must hold one whole round"
+        self.config = config
+        self.pool = pool
+        self.cadence = cadence
+        self.acceptance = acceptance
+        self.cost = cost
+        self._clock = clock
+        # A verification takes one token more than it has drafts, and is never split.
+        self._draft_limit = min(cadence.draft_limit, config.max_num_batched_tokens - 1)
+        self._entries: dict[str, Entry] = {}
+        self._residency = Residency(pool, config.max_num_seqs, config.lookahead, clock)
+        self._in_flight: deque[tuple[StepPlan, list[Entry]]] = deque()
+        self._arrivals = 0
+        self._step = 0
+        self._was_empty = False
+        self._prefill_starved = False
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._entries)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._residency.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._residency.waiting)
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        return tuple(entry.request for entry in self._residency.running)
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        return tuple(entry.request for entry in self._residency.waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. ValueError when it could never run; nothing is changed then."""
+        self.check_fits(request)
+        if not request.counters.arrival_time:
+            request.counters.arrival_time = self._clock()
+        entry = Entry(request, (request.priority, self._arrivals))
+        self._arrivals += 1
+        self._entries[request.request_id] = entry
+        self._residency.enqueue(entry)
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request now; None when it is unknown or has ended. Verdicts still in flight for it are dropped."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return None
+        entry.request.finish_reason = FinishReason.ABORT
+        entry.request.counters.finished_time = self._clock()
+        self._remove(entry)
+        return entry.request
+
+    def plan(self) -> StepPlan:
+        """Decide the next step. AssertionError when a second plan in a row is empty although there is work."""
+        assert len(self._in_flight) <= 1, "two steps in flight: commit first"
+        budget = self.config.max_num_batched_tokens
+        updates, preempted = self._residency.grow()
+        admissions: list[Admission] = []
+        if not preempted:  # who was just preempted may have tokens in flight, and the pool is full anyway
+            admissions, tables = self._residency.admit(budget, self._entries)
+            updates += tables
+        prefilling = [entry for entry in self._residency.running if not entry.has_full_row]
+        decoding = [entry for entry in self._residency.running if entry.has_full_row and not entry.surely_ends]
+        planned: list[tuple[Entry, Row]] = []
+        if self._prefill_starved:  # decoding took the whole budget last time: prefill goes first, with half of it
+            prefill = self._plan_prefill(prefilling, (budget + 1) // 2)
+            num_prefill = sum(row.num_tokens for _, row in prefill)
+            planned = self._plan_decoding(decoding, budget - num_prefill, num_prefill) + prefill
+        else:
+            backlog = sum(entry.num_remaining for entry in prefilling)
+            planned = self._plan_decoding(decoding, budget, min(backlog, max(0, budget - len(decoding))))
+            planned += self._plan_prefill(prefilling, budget - sum(row.num_tokens for _, row in planned))
+        self._prefill_starved = bool(prefilling) and not any(row.tokens for _, row in planned)
+        plan = StepPlan(self._step, tuple(row for _, row in planned), tuple(admissions), tuple(updates), preempted)
+        self._step += 1
+        assert plan.rows or not (self._was_empty and self._entries), "two empty plans in a row with unfinished work"
+        self._was_empty = not plan.rows and bool(self._entries)
+        self._in_flight.append((plan, [entry for entry, _ in planned]))
+        return plan
+
+    def commit(self, plan: StepPlan, verdicts: Sequence[Verdict]) -> list[Request]:
+        """Apply one verdict per row of the oldest plan in flight; returns the requests that ended, slots freed."""
+        expected, entries = self._in_flight.popleft()
+        assert plan.step == expected.step, f"commit of step {plan.step}, step {expected.step} is the oldest in flight"
+        assert len(verdicts) == len(plan.rows), f"{len(verdicts)} verdicts for {len(plan.rows)} rows"
+        now = self._clock()
+        finished: list[Request] = []
+        for entry, row, verdict in zip(entries, plan.rows, verdicts, strict=True):
+            check_verdict(row, verdict)
+            if entry.request.is_finished:
+                entry.request.counters.num_wasted += verdict.num_drafted if row.kind is RowKind.FULL else 0
+                continue
+            self._commit_row(entry, row, verdict, now)
+            if entry.request.is_finished:
+                self._remove(entry)
+                finished.append(entry.request)
+        return finished
+
+    def check(self) -> None:
+        """Prove the books. AssertionError with the culprit otherwise; for tests and idle time."""
+        self._residency.check()
+        requests = (*self.running, *self.waiting)
+        names = sorted(request.request_id for request in requests)
+        assert names == sorted(self._entries), f"unfinished are {sorted(self._entries)}, kept are {names}"
+        assert self._entries or self.pool.num_free == self.pool.num_blocks, "idle, but blocks are held"
+
+    def check_fits(self, request: Request) -> None:
+        """ValueError, with the numbers, when the request could never run here."""
+        name, num_prompt = request.request_id, request.num_prompt
+        if name in self._entries:
+            raise ValueError(f"request_id must be unique among unfinished requests, got {name!r}")
+        if num_prompt < 1:
+            raise ValueError(f"prompt of request {name!r} must hold at least 1 token, got 0")
+        if request.max_total > self.config.max_model_len or request.max_total <= num_prompt:
+            raise ValueError(f"request {name!r}: prompt ({num_prompt} tokens) plus at least 1 token of output must be "
+                             f"within max_model_len ({self.config.max_model_len}), got {request.max_total} in all")
+        if self.pool.blocks_for(request.max_total) > self.pool.num_blocks:
+            capacity = self.pool.num_blocks * self.config.block_size
+            raise ValueError(f"request {name!r}: prompt plus max_tokens must fit the KV cache of {capacity} tokens "
+                             f"({self.pool.num_blocks} blocks of {self.config.block_size}), got {request.max_total}")
+
+    def _plan_prefill(self, entries: list[Entry], budget: int) -> list[tuple[Entry, Row]]:
+        planned = []
+        for entry in entries:
+            if budget <= 0:
+                break
+            request, num_known = entry.request, entry.request.num_known
+            start = request.num_computed
+            stop = min(start + budget, num_known)
+            row = Row(request.request_id, entry.slot, RowKind.FULL, start, stop - start, 0, stop == num_known,
+                      tuple(entry.tokens(start, stop)), stop == num_known)
+            entry.has_full_row = row.samples
+            entry.pending += max_emitted(row)
+            request.num_computed = stop
+            budget -= stop - start
+            planned.append((entry, row))
+        return planned
+
+    def _plan_decoding(self, entries: list[Entry], budget: int, num_prefill: int) -> list[tuple[Entry, Row]]:
+        """What the cadence wants, as far as the budget goes; who was passed over longest is served first. A
+        verification that does not fit is dropped whole and drafts on instead if it may."""
+        wishes = self._decide(entries, num_prefill)
+        wishes.sort(key=lambda wish: wish[0].passed_over, reverse=True)
+        planned: list[tuple[Entry, Row]] = []
+        dropped: list[Entry] = []
+        for entry, room, decision in wishes:
+            if decision is Decision.WAIT:
+                continue
+            cost = 1 if decision is Decision.DRAFT else entry.request.num_drafted + 1
+            if cost <= budget:
+                budget -= cost
+                entry.passed_over = 0
+                planned.append((entry, self._decode_row(entry, decision)))
+            else:
+                entry.passed_over += 1
+                if decision is Decision.VERIFY and room:
+                    dropped.append(entry)
+        planned += [(entry, self._decode_row(entry, Decision.DRAFT)) for entry in dropped[:budget]]
+        return planned
+
+    def _decide(self, entries: list[Entry], num_prefill: int) -> list[tuple[Entry, int, Decision]]:
+        """The cadence's wish for every decoding request, with its room for drafts."""
+        if self.config.sparse_emits or not entries:
+            return [(entry, 0, Decision.DRAFT) for entry in entries]
+        rooms = [entry.room(self._draft_limit) for entry in entries]
+        requests = [Drafting(entry.request.request_id, entry.request.num_drafted, room, entry.request.num_known,
+                             entry.slot, entry.draft_margin) for entry, room in zip(entries, rooms, strict=True)]
+        outlook = Outlook(self.acceptance, self.cost, num_prefill, self._step)
+        decisions = self.cadence.decide(requests, outlook)
+        wishes = list(zip(entries, rooms, decisions, strict=True))
+        for entry, room, decision in wishes:
+            assert room or decision is not Decision.DRAFT, f"{entry.request.request_id!r} has no room to draft"
+        return wishes
+
+    def _decode_row(self, entry: Entry, decision: Decision) -> Row:
+        request = entry.request
+        name, slot, num_drafted = request.request_id, entry.slot, request.num_drafted
+        last = request.num_known - 1
+        if self.config.sparse_emits:
+            entry.pending += 1
+            return Row(name, slot, RowKind.SPARSE, last, 1, 0, True)
+        if decision is Decision.DRAFT:
+            request.num_drafted = num_drafted + 1
+            return Row(name, slot, RowKind.SPARSE, last + num_drafted, 1, num_drafted, True, (), False)
+        request.num_drafted = 0
+        entry.draft_margin = None
+        entry.pending += num_drafted + 1
+        return Row(name, slot, RowKind.FULL, last, num_drafted + 1, num_drafted, True)
+
+    def _commit_row(self, entry: Entry, row: Row, verdict: Verdict, now: float) -> None:
+        request = entry.request
+        runs = request.slot is not None  # False: preempted meanwhile; its tokens count, its KV is gone
+        is_full = row.kind is RowKind.FULL
+        entry.pending -= max_emitted(row)
+        num_kept = append_tokens(request, verdict, now)
+        if is_full and not row.tokens:
+            count_verification(request, verdict, num_kept)
+            self.acceptance.observe(request.request_id, verdict.num_drafted, verdict.num_accepted)
+        if not runs:
+            return
+        if row.tokens:
+            append_prompt_logprobs(request, verdict)
+        else:
+            request.num_computed += num_kept
+        if is_full:  # what sparse rows wrote may not be shared
+            num_trusted = row.start + row.num_tokens if row.tokens else request.num_computed
+            self.pool.register(request.request_id, num_trusted, entry.tokens)
+        elif not row.emits:
+            self.acceptance.note_draft(request.request_id, row.num_drafted + 1, verdict.draft_margin)
+            if request.num_drafted:  # no verification was planned since
+                entry.draft_margin = verdict.draft_margin
+
+    def _remove(self, entry: Entry) -> None:
+        """The request has ended: nothing of it stays here, and drafts without a verdict were for nothing."""
+        request = entry.request
+        self._residency.remove(entry)
+        request.counters.num_wasted += request.num_drafted
+        request.num_drafted = 0
+        del self._entries[request.request_id]
+        self.acceptance.forget(request.request_id)
