@@ -8,6 +8,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import Protocol
 
 
@@ -18,8 +20,8 @@ class AcceptanceEstimator(Protocol):
         """A verification of `num_drafted` drafts accepted the first `num_accepted`. No drafts: a plain step."""
         ...
 
-    def note_draft(self, request_id: str, margin: float | None) -> None:
-        """A draft was made whose best perturbed logit led by `margin`; called in order, between two `observe`s."""
+    def note_draft(self, request_id: str, position: int, margin: float | None) -> None:
+        """Draft `position` (from 1) of the running round was made; its best perturbed logit led by `margin`."""
         ...
 
     def survival(self, request_id: str, length: int) -> Sequence[float]:
@@ -44,16 +46,41 @@ class AcceptanceEstimator(Protocol):
         ...
 
 
+class _Counts:
+    """Discounted counts per draft position: index j - 1 is position j, `reached` counts trials, `passed` successes.
+
+    Rather than shrinking old counts, new ones weigh more: `unit` is the weight of the newest.
+    """
+
+    __slots__ = ("_growth", "passed", "reached", "unit")
+
+    def __init__(self, limit: int, discount: float) -> None:
+        self.reached = [0.0] * limit
+        self.passed = [0.0] * limit
+        self.unit = 1.0
+        self._growth = 1.0 / discount
+
+    def add(self, num_reached: int, num_passed: int) -> None:
+        self.unit *= self._growth
+        if self.unit > 1e9:
+            self.reached = [count / self.unit for count in self.reached]
+            self.passed = [count / self.unit for count in self.passed]
+            self.unit = 1.0
+        for j in range(num_reached):
+            self.reached[j] += self.unit
+        for j in range(num_passed):
+            self.passed[j] += self.unit
+
+
 @dataclass(slots=True)
 class _Record:
-    """One request's discounted counts; index j - 1 is draft position j."""
+    """What is remembered of one request."""
 
-    reached: list[float]
-    accepted: list[float]
+    counts: _Counts
     rounds: int = 0
-    survival: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
-    margins: list[float | None] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)
+    margins: list[float | None] = field(default_factory=list)  # of the running round
     confidence: float = 1.0
 
 
@@ -62,73 +89,66 @@ class SurvivalEstimator:
 
     A verification of length d with a accepted reached positions 1..min(a + 1, d) and passed 1..a; deeper ones are
     unobserved, not failures (the Kaplan-Meier view of censoring). Per request: the chance at position j is
-    (A_j + k * prior_j) / (R_j + k), where prior_j is the request's own pooled chance, shifted in log odds by what all
-    requests together show at j; the pooled chance in turn shrinks to the one over all requests.
+    (P_j + k * prior_j) / (R_j + k), where prior_j is the shared chance at j shifted, in log odds, by how the request
+    as a whole compares with the shared chances; that shift in turn shrinks to none.
     """
 
-    def __init__(self, *, initial_rate: float = 0.9, limit: int = 64, discount: float = 0.95,
+    REFRESH_SHARED = 16  # verdicts between renewals of the shared chances
+
+    def __init__(self, *, limit: int = 16, initial_rate: float = 0.9, discount: float = 0.95,
                  pool_strength: float = 6.0, position_strength: float = 24.0, shared_discount: float = 0.999) -> None:
-        """discount: weight of old verdicts of a request, per verdict; shared_discount: per verdict of anyone.
-        *_strength: how many reached drafts the prior of a level is worth. limit: the deepest position counted."""
+        """limit: the deepest position counted. discount: weight of a request's old verdicts, per verdict of its own;
+        shared_discount: per verdict of anyone. *_strength: how many reached drafts the prior of a level is worth."""
         if not 0.0 < initial_rate < 1.0:
             raise ValueError(f"initial_rate must be in (0, 1), got {initial_rate!r}")
+        if limit < 1:
+            raise ValueError(f"limit must be >= 1, got {limit!r}")
         self.limit = limit
         self._discount = discount
         self._pool_strength = pool_strength
         self._position_strength = position_strength
-        self._shared_discount = shared_discount
-        self._initial_rate = initial_rate
         self._records: dict[str, _Record] = {}
-        self._shared_reached = [0.0] * limit
-        self._shared_accepted = [0.0] * limit
-        self._fresh_at = -1  # verdicts seen when `_fresh` was made
-        self._fresh: list[float] = []
-        self._num_verdicts = 0
+        self._shared = _Counts(limit, shared_discount)
+        self._shared_age = 0
+        self._shared_rates = [initial_rate] * limit
+        self._initial_rate = initial_rate
         self._margins = MarginEvidence()
 
     def observe(self, request_id: str, num_drafted: int, num_accepted: int) -> None:
         assert 0 <= num_accepted <= num_drafted, "accepted drafts outside the verified ones"
-        record = self._records.get(request_id)
-        if record is None:
-            record = self._records[request_id] = _Record([0.0] * self.limit, [0.0] * self.limit)
+        record = self._record(request_id)
         record.rounds += 1
-        self._learn_margins(record, num_drafted, num_accepted)
+        if record.margins:
+            self._learn_margins(record, num_drafted, num_accepted)
         if num_drafted == 0:
             return
         passed = min(num_accepted, self.limit)
         reached = min(num_accepted + 1, num_drafted, self.limit)
-        keep, keep_shared = self._discount, self._shared_discount
-        record.reached = [count * keep for count in record.reached]
-        record.accepted = [count * keep for count in record.accepted]
-        self._shared_reached = [count * keep_shared for count in self._shared_reached]
-        self._shared_accepted = [count * keep_shared for count in self._shared_accepted]
-        for j in range(reached):
-            record.reached[j] += 1.0
-            self._shared_reached[j] += 1.0
-        for j in range(passed):
-            record.accepted[j] += 1.0
-            self._shared_accepted[j] += 1.0
-        self._num_verdicts += 1
-        record.survival = []
+        record.counts.add(reached, passed)
+        record.rates, record.survival = [], []
+        self._shared.add(reached, passed)
+        self._shared_age += 1
+        if self._shared_age >= self.REFRESH_SHARED:
+            self._renew_shared()
 
-    def note_draft(self, request_id: str, margin: float | None) -> None:
-        record = self._records.get(request_id)
-        if record is None:
-            record = self._records[request_id] = _Record([0.0] * self.limit, [0.0] * self.limit)
-        rate = self._rates(record)[min(len(record.margins), self.limit - 1)]
+    def note_draft(self, request_id: str, position: int, margin: float | None) -> None:
+        record = self._record(request_id)
+        if position <= len(record.margins):  # a new round began without a verdict (preemption)
+            record.margins, record.confidence = record.margins[:position - 1], 1.0
+        record.margins += [None] * (position - 1 - len(record.margins))
         record.margins.append(margin)
         if margin is not None:
+            rate = self._rates(record)[min(position, self.limit) - 1]
             record.confidence *= self._margins.rate_given(margin, rate) / rate
 
     def survival(self, request_id: str, length: int) -> Sequence[float]:
         assert length <= self.limit, f"survival of {length} drafts asked, {self.limit} counted"
         record = self._records.get(request_id)
         if record is None:
-            return _cumulative(self._shared_rates())[:length]
+            return list(accumulate(self._shared_rates[:length], mul))
         if not record.survival:
-            record.rates = []
-            record.survival = _cumulative(self._rates(record))
-        return record.survival[:length]
+            record.survival = list(accumulate(self._rates(record), mul))
+        return record.survival if length == self.limit else record.survival[:length]
 
     def confidence(self, request_id: str) -> float:
         record = self._records.get(request_id)
@@ -143,47 +163,45 @@ class SurvivalEstimator:
 
     @property
     def mean_rate(self) -> float:
-        return self._pooled(self._shared_accepted, self._shared_reached, self._initial_rate)
+        counts, k = self._shared, self._pool_strength * self._shared.unit
+        return (sum(counts.passed) + k * self._initial_rate) / (sum(counts.reached) + k)
 
-    def _pooled(self, accepted: list[float], reached: list[float], prior: float) -> float:
-        return (sum(accepted) + self._pool_strength * prior) / (sum(reached) + self._pool_strength)
+    def _record(self, request_id: str) -> _Record:
+        record = self._records.get(request_id)
+        if record is None:
+            record = self._records[request_id] = _Record(_Counts(self.limit, self._discount))
+        return record
 
-    def _shared_rates(self) -> list[float]:
+    def _renew_shared(self) -> None:
         """Chance at each position over all requests, shrunk to the chance over all positions."""
-        if self._fresh_at != self._num_verdicts:
-            mean, k = self.mean_rate, self._position_strength
-            self._fresh = [_clip((a + k * mean) / (r + k))
-                           for a, r in zip(self._shared_accepted, self._shared_reached, strict=True)]
-            self._fresh_at = self._num_verdicts
-        return self._fresh
+        self._shared_age = 0
+        mean, k = self.mean_rate, self._position_strength * self._shared.unit
+        self._shared_rates = [_clip((p + k * mean) / (r + k))
+                              for p, r in zip(self._shared.passed, self._shared.reached, strict=True)]
 
     def _rates(self, record: _Record) -> list[float]:
+        """Chance at each position for one request."""
         if record.rates:
             return record.rates
-        shared, k = self._shared_rates(), self._position_strength
-        mean = self.mean_rate
-        # The request's expected passes had it the shared chances: comparing with them removes the effect of depth.
-        expected = sum(r * s for r, s in zip(record.reached, shared, strict=True))
-        total = sum(record.reached)
-        own = _clip((sum(record.accepted) + self._pool_strength * mean) / (total + self._pool_strength))
-        same = _clip((expected + self._pool_strength * mean) / (total + self._pool_strength))
-        odds_ratio = own / (1.0 - own) * (1.0 - same) / same
-        rates = []
-        for a, r, s in zip(record.accepted, record.reached, shared, strict=True):
-            odds = odds_ratio * s / (1.0 - s)
-            rates.append(_clip((a + k * odds / (1.0 + odds)) / (r + k)))
-        record.rates = rates
-        return rates
+        shared, counts = self._shared_rates, record.counts
+        # How the request compares with the shared chances at the positions it reached, in odds.
+        pool = self._pool_strength * counts.unit
+        total = sum(counts.reached) + pool
+        own = _clip((sum(counts.passed) + pool * shared[0]) / total)
+        same = _clip((sum(map(mul, counts.reached, shared)) + pool * shared[0]) / total)
+        ratio = own * (1.0 - same) / (same * (1.0 - own))
+        k = self._position_strength * counts.unit
+        record.rates = [(p + k * ratio * s / (1.0 + (ratio - 1.0) * s)) / (r + k)
+                        for p, r, s in zip(counts.passed, counts.reached, shared, strict=True)]
+        return record.rates
 
     def _learn_margins(self, record: _Record, num_drafted: int, num_accepted: int) -> None:
-        reached = min(num_accepted + 1, num_drafted, len(record.margins))
-        for j in range(reached):
-            margin = record.margins[j]
+        rates = self._rates(record)
+        for j, margin in enumerate(record.margins[:min(num_accepted + 1, num_drafted, self.limit)]):
             if margin is not None:
-                self._margins.learn(margin, self._rates(record)[min(j, self.limit - 1)], accepted=j < num_accepted)
+                self._margins.learn(margin, rates[j], accepted=j < num_accepted)
         record.margins = []
         record.confidence = 1.0
-        record.rates = []
 
 
 class MarginEvidence:
@@ -233,7 +251,7 @@ class PublishedEstimator:
         alpha = self._alpha.get(request_id, self._initial_rate)
         self._alpha[request_id] = (1.0 - self._weight) * alpha + self._weight * seen
 
-    def note_draft(self, request_id: str, margin: float | None) -> None:
+    def note_draft(self, request_id: str, position: int, margin: float | None) -> None:
         """The published method does not look at margins."""
 
     def rate(self, request_id: str) -> float:
@@ -262,14 +280,6 @@ class PublishedEstimator:
 def expected_tokens(survival: Sequence[float], length: int) -> float:
     """Tokens a verification of `length` drafts emits on average, the bonus token included."""
     return 1.0 + sum(survival[:length])
-
-
-def _cumulative(rates: list[float]) -> list[float]:
-    result, product = [], 1.0
-    for rate in rates:
-        product *= rate
-        result.append(product)
-    return result
 
 
 def _clip(rate: float) -> float:

@@ -8,24 +8,28 @@ sums; it decouples the requests). R follows from the very targets chosen, so it 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from aspire.speculation.cadence import Decision, Drafting, Outlook, check_length
 from aspire.speculation.cost import CostModel
 
 RATE_TOLERANCE = 0.02  # relative change of R that makes a target stale
-PROBE_EVERY = 48  # plain steps after which a request that stopped speculating tries again
+PROBE_EVERY = 48  # steps after which a request that stopped speculating makes one draft to see
 MAX_PASSES = 6
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Target:
     """What a request means to do in its running round; sums over requests give the batch's rate."""
 
     rounds: int
-    rate: float
+    context: int
+    rate: float  # R when it was chosen
     length: int
     threshold: float  # draft on while the next draft's survival exceeds this
     survival: Sequence[float]
+    read_draft: float  # marginal seconds of a draft step, and of a verification
+    read_full: float
     tokens: float  # emitted per step
     seconds: float  # marginal, per step
     rows: float  # row tokens per step
@@ -36,10 +40,11 @@ class Direct:
     a fitted cost model and 1 under an assumed one. first_draft: length of a request's first round, spread over
     [first_draft, first_draft + 4) by its order so that a batch that starts together does not verify together.
 
-    Not frozen: it remembers each request's target between steps, which never changes a decision but by RATE_TOLERANCE.
+    Not frozen: it remembers each request's target and R between steps, which spares time and changes no decision by
+    more than RATE_TOLERANCE does.
     """
 
-    __slots__ = ("_draft_limit", "_first_draft", "_min_draft", "_targets")
+    __slots__ = ("_cost", "_draft_limit", "_first_draft", "_min_draft", "_num_measured", "_rate", "_rows", "_targets")
 
     def __init__(self, draft_limit: int = 16, *, min_draft: int | None = None, first_draft: int = 4) -> None:
         check_length("direct.draft_limit", draft_limit)
@@ -50,6 +55,10 @@ class Direct:
         self._min_draft = min_draft
         self._first_draft = first_draft
         self._targets: dict[str, _Target] = {}
+        self._cost: CostModel | None = None  # the one the targets were chosen under
+        self._rate = 0.0
+        self._rows = 0.0
+        self._num_measured = 0
 
     def __repr__(self) -> str:
         return f"Direct({self._draft_limit}, min_draft={self._min_draft}, first_draft={self._first_draft})"
@@ -60,111 +69,120 @@ class Direct:
 
     def decide(self, requests: Sequence[Drafting], outlook: Outlook) -> list[Decision]:
         targets = self._renew(requests, outlook)
-        confidence = outlook.acceptance.confidence
-        low = self._fewest(outlook.cost)
+        confidence, low = outlook.acceptance.confidence, self._fewest(outlook.cost)
         decisions = []
+        tokens = outlook.prefill_tokens
         for request, target in zip(requests, targets, strict=True):
             d = request.num_drafted
             if request.room == 0:
-                decisions.append(Decision.VERIFY)
-            elif d < low or (d < target.length and (d == 0 or target.rounds == 0)):
-                decisions.append(Decision.DRAFT)
-            elif d == 0 or target.rounds == 0 or d >= len(target.survival):
-                decisions.append(Decision.VERIFY)
+                drafts = False
+            elif d == 0 or d < low or target.rounds == 0:
+                drafts = d < target.length or (d == 0 and (outlook.step + 5 * request.order) % PROBE_EVERY == 0)
             else:
-                worth = confidence(request.request_id) * target.survival[d]
-                decisions.append(Decision.DRAFT if worth > target.threshold else Decision.VERIFY)
-        return self._spread(requests, decisions, targets, outlook)
-
-    def _renew(self, requests: Sequence[Drafting], outlook: Outlook) -> list[_Target]:
-        """A target for each request at a rate that agrees with all of them."""
-        known, rounds, cost = self._targets, outlook.acceptance.rounds, outlook.cost
-        targets = [known.get(r.request_id) for r in requests]
-        rate = self._system_rate(targets, cost)
-        token_price = self._token_price(targets, cost, outlook.prefill_tokens)
-        for _ in range(MAX_PASSES):
-            stale = [i for i, (r, t) in enumerate(zip(requests, targets, strict=True))
-                     if t is None or abs(t.rate - rate) > RATE_TOLERANCE * rate or t.rounds != rounds(r.request_id)]
-            if not stale:
-                break
-            for i in stale:
-                targets[i] = self._aim(requests[i], rate, token_price, outlook)
-            rate = self._system_rate(targets, cost)
-            token_price = self._token_price(targets, cost, outlook.prefill_tokens)
-        result = [t for t in targets if t is not None]
-        assert len(result) == len(requests), "every request has a target after a pass"
-        self._targets = {r.request_id: t for r, t in zip(requests, result, strict=True)}
-        return result
-
-    def _aim(self, request: Drafting, rate: float, token_price: float, outlook: Outlook) -> _Target:
-        """The length of highest worth at this rate, found by walking up to the peak (E is concave)."""
-        cost, acceptance = outlook.cost, outlook.acceptance
-        rounds = acceptance.rounds(request.request_id)
-        survival = acceptance.survival(request.request_id, self._draft_limit)
-        read_draft = cost.per_byte * cost.kv.sparse_bytes(request.context, 2)
-        read_full = cost.per_byte * cost.kv.full_bytes(request.context)
-        draft = read_draft + 2.0 * token_price  # its own step's token, and one more in the verification
-        verify = read_full + token_price
-        length = low = self._fewest(cost)
-        tokens = 1.0 + sum(survival[:low])
-        worth = (tokens - rate * (low * draft + verify)) / (low + 1)
-        for g in range(low + 1, self._draft_limit + 1):
-            more = tokens + survival[g - 1]
-            value = (more - rate * (g * draft + verify)) / (g + 1)
-            if value <= worth:
-                break
-            length, worth, tokens = g, value, more
-        if length == 0 and rounds % PROBE_EVERY == PROBE_EVERY - 1:
-            length = 1
-        if rounds == 0 and length > 0:
-            length = min(self._draft_limit, max(low, self._first_draft + request.order % 4))
-            tokens = 1.0 + sum(survival[:length])
-        steps = length + 1
-        return _Target(rounds, rate, length, rate * draft + worth, survival, tokens / steps,
-                       (length * read_draft + read_full) / steps, (2 * length + 1) / steps)
+                drafts = target.survival[d] * confidence(request.request_id) > target.threshold
+            if drafts:
+                tokens += 1
+                decisions.append(Decision.DRAFT)
+            else:
+                tokens += d + 1
+                decisions.append(Decision.VERIFY)
+        if tokens > outlook.cost.knee >= self._rows + outlook.prefill_tokens:
+            self._spread(requests, decisions, targets, tokens - outlook.cost.knee)
+        return decisions
 
     def _fewest(self, cost: CostModel) -> int:
         if self._min_draft is not None:
             return self._min_draft
         return 0 if cost.fitted else 1
 
-    @staticmethod
-    def _system_rate(targets: "Sequence[_Target | None]", cost: CostModel) -> float:
-        """Tokens a second of the batch if everyone keeps to its target; 0 without targets (any length then pays)."""
-        tokens = seconds = rows = 0.0
-        for target in targets:
-            if target is not None:
-                tokens += target.tokens
-                seconds += target.seconds
-                rows += target.rows
-        if tokens == 0.0:
-            return 0.0
-        return tokens / (cost.base + max(cost.weights, cost.per_token * rows) + seconds)
+    def _renew(self, requests: Sequence[Drafting], outlook: Outlook) -> list[_Target]:
+        """A target for each request, at a rate that agrees with all of them. Afterwards exactly they are known."""
+        if outlook.cost is not self._cost:
+            self._cost, self._targets, self._rate = outlook.cost, {}, 0.0
+        known, rounds = self._targets, outlook.acceptance.rounds
+        for _ in range(MAX_PASSES):
+            least, most = self._rate * (1.0 - RATE_TOLERANCE), self._rate * (1.0 + RATE_TOLERANCE)
+            targets: list[_Target] = []
+            num_new = 0
+            for request in requests:
+                target = known.get(request.request_id)
+                # A verdict is known by the first or, with a lagging host, the second draft of the next round.
+                if target is None or not least <= target.rate <= most or (
+                        request.num_drafted <= 2 and target.rounds != rounds(request.request_id)):
+                    target = known[request.request_id] = self._aim(request, outlook)
+                    num_new += 1
+                targets.append(target)
+            if len(known) > len(requests):
+                known = self._targets = {r.request_id: known[r.request_id] for r in requests}
+            if num_new or len(requests) != self._num_measured:
+                self._measure(targets, outlook.cost)
+            if abs(self._rate - (least + most) / 2.0) <= RATE_TOLERANCE * self._rate:
+                break
+        return targets
+
+    def _aim(self, request: Drafting, outlook: Outlook) -> _Target:
+        """The length of highest worth at the present rate (worth has one peak: E is concave, time linear)."""
+        cost, rate = outlook.cost, self._rate
+        rounds = outlook.acceptance.rounds(request.request_id)
+        survival = outlook.acceptance.survival(request.request_id, self._draft_limit)
+        last = self._targets.get(request.request_id)
+        context, read_draft, read_full = self._read_times(request, last, cost)
+        token_price = self._token_price(cost, outlook.prefill_tokens)
+        price = rate * (read_draft + 2.0 * token_price)  # a draft's own token, and one more in the verification
+        fixed = rate * (read_full + token_price)
+        low = self._fewest(cost)
+        gain = list(accumulate(survival, initial=1.0))  # expected tokens by length
+        length = low if last is None else max(low, last.length)
+        worth = (gain[length] - length * price - fixed) / (length + 1)
+        for step in (1, -1):
+            while low <= (g := length + step) <= self._draft_limit:
+                value = (gain[g] - g * price - fixed) / (g + 1)
+                if value <= worth:
+                    break
+                length, worth = g, value
+        if rounds == 0 and length > 0:
+            length = min(self._draft_limit, max(low, self._first_draft + request.order % 4))
+        steps = length + 1
+        return _Target(rounds, context, rate, length, price + worth, (*survival, 0.0), read_draft, read_full,
+                       gain[length] / steps, (length * read_draft + read_full) / steps, (2 * length + 1) / steps)
 
     @staticmethod
-    def _token_price(targets: "Sequence[_Target | None]", cost: CostModel, prefill_tokens: int) -> float:
+    def _read_times(request: Drafting, last: _Target | None, cost: CostModel) -> tuple[int, float, float]:
+        """Context, and marginal seconds of a draft and of a verification: those of the last target if still true."""
+        if last is not None and 0 <= request.context - last.context <= last.context // 64:
+            return last.context, last.read_draft, last.read_full
+        context = request.context
+        return (context, cost.per_byte * cost.kv.sparse_bytes(context, 2),
+                cost.per_byte * cost.kv.full_bytes(context))
+
+    def _measure(self, targets: list[_Target], cost: CostModel) -> None:
+        """Tokens a second of the batch if everyone keeps to its target; 0 without targets (plain decoding is best
+        where time is free, and the rate then rises from pass to pass)."""
+        tokens = seconds = rows = 0.0
+        for target in targets:
+            tokens += target.tokens
+            seconds += target.seconds
+            rows += target.rows
+        self._num_measured = len(targets)
+        self._rows = rows
+        self._rate = tokens / (cost.base + max(cost.weights, cost.per_token * rows) + seconds) if tokens else 0.0
+
+    def _token_price(self, cost: CostModel, prefill_tokens: int) -> float:
         """Seconds that one more row token costs: nothing well below the knee, `per_token` above it."""
         if cost.weights == 0.0:
             return cost.per_token
-        rows = sum(target.rows for target in targets if target is not None) + prefill_tokens
-        return cost.per_token * min(1.0, max(0.0, (rows / cost.knee - 0.8) / 0.4))
+        load = (self._rows + prefill_tokens) / cost.knee
+        return cost.per_token * min(1.0, max(0.0, (load - 0.8) / 0.4))
 
     def _spread(self, requests: Sequence[Drafting], decisions: list[Decision], targets: list[_Target],
-                outlook: Outlook) -> list[Decision]:
-        """Puts verifications off where a step would pass the knee for nothing: the batch's mean is below it."""
-        knee = outlook.cost.knee
-        tokens = outlook.prefill_tokens
-        for request, decision in zip(requests, decisions, strict=True):
-            tokens += request.num_drafted + 1 if decision is Decision.VERIFY else 1
-        if tokens <= knee or outlook.prefill_tokens + sum(t.rows for t in targets) > knee:
-            return decisions
-        # Cheapest first: those whose next draft is most likely to be accepted lose least by drafting it.
+                excess: float) -> None:
+        """Puts verifications off where a step would pass the knee by `excess` tokens though the mean step does not.
+        Those whose next draft is most likely to be accepted go first: they lose least by drafting it."""
         movable = [i for i, (r, d) in enumerate(zip(requests, decisions, strict=True))
                    if d is Decision.VERIFY and r.room > 0 and r.num_drafted > 0]
         movable.sort(key=lambda i: -targets[i].survival[min(requests[i].num_drafted, self._draft_limit - 1)])
         for i in movable:
-            if tokens <= knee:
+            if excess <= 0:
                 break
             decisions[i] = Decision.DRAFT
-            tokens -= requests[i].num_drafted
-        return decisions
+            excess -= requests[i].num_drafted

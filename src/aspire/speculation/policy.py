@@ -49,7 +49,9 @@ class Policy:
         return self.lossless and self.draft_limit > 0
 
     def new_estimator(self) -> AcceptanceEstimator:
-        return PublishedEstimator() if self.estimator == "published" else SurvivalEstimator()
+        if self.estimator == "published":
+            return PublishedEstimator()
+        return SurvivalEstimator(limit=max(1, self.draft_limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,9 @@ PRESETS: "MappingProxyType[str, Preset]" = MappingProxyType({
     "pillar": Preset("lists from the last verification's scores; verifications spread over the steps",
                      "per-layer", _PILLAR, Staggered, 8),
     "aspire-paper": Preset("one list renewed at every draft by the second to last layer; the published rule",
-                           "shared", _PUBLISHED, lambda limit: Adaptive(limit), 16, estimator="published"),
+                           "shared", _PUBLISHED, Adaptive, 16, estimator="published"),
     "aspire": Preset("per-layer lists renewed at four depths; each request drafts as long as it pays",
-                     "per-layer", _PER_LAYER, lambda limit: Direct(limit), 16, _REFRESH),
+                     "per-layer", _PER_LAYER, Direct, 16, _REFRESH),
     "delta": Preset("a few layers select for those above, nothing is verified: lossy",
                     "selecting", _DELTA, lambda _: NeverVerify(), 0, (0.07, 0.5, 0.78), lossless=False),
     "synchronized-streaming": Preset("streaming, all draft then all verify",
