@@ -92,7 +92,8 @@ def test_rejection_without_drafts_is_plain_sampling() -> None:
     picks = sample(logits.view(24, 9), rows).token.view(6, 4)
     drafts = torch.zeros(6, 3, dtype=torch.int64)
     none = judge_rejection(logits, rows, drafts, torch.full((6, 3, 9), 1 / 9), torch.zeros(6, dtype=torch.int32))
-    assert torch.equal(none.tokens[:, 0], picks[:, 0]) and none.num_accepted.tolist() == [0] * 6
+    assert torch.equal(none.tokens[:, 0], picks[:, 0])
+    assert none.num_accepted.tolist() == [0] * 6
 
     greedy = make_rows(0.0, seed, position)
     best = logits.argmax(dim=2)

@@ -71,7 +71,8 @@ def test_gumbel_values() -> None:
     exact = -(-torch.log1p(-u)).log()
     got = gumbel(words)
     assert ((got.double() - exact).abs() <= 2e-6 + 1e-6 * exact.abs() + 2e-7 / (1 - u) * 0.5).all()
-    assert 22.8 < float(got[0]) < 22.9 and -2.82 < float(got[4]) < -2.80
+    assert 22.8 < float(got[0]) < 22.9
+    assert -2.82 < float(got[4]) < -2.80
 
 
 def test_gumbel_distribution() -> None:
@@ -122,7 +123,8 @@ def test_filters_match_a_plain_model() -> None:
 
 def test_greedy_and_ties() -> None:
     """Temperature 0 ignores seed, noise and filters; equal logits pick the lower id, also across modes."""
-    logits = torch.tensor([[0.0, 5.0, 5.0, 1.0], [2.0, 1.0, 0.0, 2.0], [-torch.inf] * 4, [-torch.inf, 3, -torch.inf, -torch.inf]])
+    no = -torch.inf
+    logits = torch.tensor([[0.0, 5.0, 5.0, 1.0], [2.0, 1.0, 0.0, 2.0], [no] * 4, [no, 3, no, no]])
     for mode in ("greedy", "plain", "filtered"):
         rows = make_rows(4, mode=mode, temperature=0.0, top_k=1, top_p=0.01, seed=[1, 2, 3, 4])
         picks = sample(logits, rows)
@@ -152,7 +154,8 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
     together = sample(logits, make_rows(9, **settings))
     for row in range(9):
         alone = sample(logits[row : row + 1], make_rows(1, **{k: v[row] for k, v in settings.items()}))
-        assert int(alone.token) == int(together.token[row]) and float(alone.margin) == float(together.margin[row])
+        assert int(alone.token) == int(together.token[row])
+        assert float(alone.margin) == float(together.margin[row])
     plain = sample(logits[1:2], make_rows(1, mode="plain", temperature=1.0, seed=5, position=1))
     assert int(plain.token) == int(together.token[1])
 

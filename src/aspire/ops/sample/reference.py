@@ -7,10 +7,11 @@ on the other rows of the batch or on their number.
 import torch
 from torch import Tensor
 
-from aspire.ops.sample.noise import exp32, log32, noise
+from aspire.ops.sample.noise import exp32, gumbel, log32, noise_words, uniform
 from aspire.ops.sample.rows import Picks, SamplingRows
 
 MASS_SCALE = 2.0**40  # fixed point of probability masses: the sum over a vocabulary of 2^22 still fits int64
+ROUGH_ERROR = 1e-3
 MIN_TEMPERATURE = 1e-6  # of the filters only: keeps 1 / T finite
 
 
@@ -23,17 +24,31 @@ def sample(logits: Tensor, rows: SamplingRows) -> Picks:
     Filters run on the temperature-scaled logits in vLLM's order: min-p, top-k, top-p, each on what the former ones
     left, renormalised. Each keeps the tokens at or above a threshold, so ties at the border all stay.
     """
-    score = logits
-    if rows.mode != "greedy":
-        gumbels = noise(rows.seed, rows.position, logits.shape[1], rows.stream)  # [N, V]
-        score = logits + rows.temperature.unsqueeze(1) * gumbels
+    allowed = logits
     if rows.mode == "filtered":
-        score = score.masked_fill(logits < filter_threshold(logits, rows).unsqueeze(1), -torch.inf)
-    best = score.amax(dim=1)  # [N]
-    token = (score == best.unsqueeze(1)).int().argmax(dim=1)
-    second = score.scatter(1, token.unsqueeze(1), -torch.inf).amax(dim=1)
+        allowed = logits.masked_fill(logits < filter_threshold(logits, rows).unsqueeze(1), -torch.inf)
+    score = allowed if rows.mode == "greedy" else perturb(allowed, rows)
+    token = score.argmax(dim=1)  # the first of equals
+    best = score.gather(1, token.unsqueeze(1))  # [N, 1]
+    second = score.scatter(1, token.unsqueeze(1), -torch.inf).amax(dim=1, keepdim=True)
     margin = torch.where(best == -torch.inf, torch.zeros_like(best), best - second)
-    return Picks(token=token, margin=margin)
+    return Picks(token=token, margin=margin.squeeze(1))
+
+
+def perturb(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """logits + temperature * noise, float32 [N, V], with exact bits wherever the best or the second best can be.
+
+    Elsewhere the noise comes from the library's fast logarithm; it is off by far less than ROUGH_ERROR.
+    """
+    temperature = rows.temperature.unsqueeze(1)  # [N, 1]
+    words = noise_words(rows.seed, rows.position, logits.shape[1], rows.stream)  # int64 [N, V]
+    score = uniform(words).neg_().log1p_().neg_().log_().neg_().mul_(temperature).add_(logits)
+    second = score.topk(min(2, score.shape[1]), dim=1).values[:, -1:]  # [N, 1]
+    slack = ROUGH_ERROR * temperature + 1e-5 * second.abs()
+    close = (score >= second - slack) & (logits > -torch.inf)
+    row, token = close.nonzero(as_tuple=True)
+    score[row, token] = logits[row, token] + rows.temperature[row] * gumbel(words[row, token])
+    return score
 
 
 def filter_threshold(logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -42,10 +57,10 @@ def filter_threshold(logits: Tensor, rows: SamplingRows) -> Tensor:
     top-p keeps a token when the tokens above it hold less than top_p of the mass that min-p and top-k left.
     """
     vocab = logits.shape[1]
-    sampled = rows.temperature > 0
-    temperature = torch.where(sampled, rows.temperature, torch.ones_like(rows.temperature)).clamp(min=MIN_TEMPERATURE)
     ordered = logits.sort(dim=1, descending=True).values  # [N, V]
     best = ordered[:, 0]
+    sampled = rows.temperature > 0
+    temperature = torch.where(sampled, rows.temperature, torch.ones_like(best)).clamp(min=MIN_TEMPERATURE)
     never = torch.full_like(best, -torch.inf)
     min_p_on = rows.min_p > 0
     cut = best + temperature * log32(torch.where(min_p_on, rows.min_p, torch.ones_like(rows.min_p)))
@@ -77,6 +92,5 @@ def probabilities(logits: Tensor, rows: SamplingRows) -> Tensor:
     if rows.mode == "filtered":
         kept = logits.masked_fill(logits < filter_threshold(logits, rows).unsqueeze(1), -torch.inf)
     probs = torch.softmax(kept / temperature.unsqueeze(1), dim=1)
-    best = (logits == logits.amax(dim=1, keepdim=True)).int().argmax(dim=1)
-    greedy = torch.zeros_like(probs).scatter_(1, best.unsqueeze(1), 1.0)
+    greedy = torch.zeros_like(probs).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0)
     return torch.where(sampled.unsqueeze(1), probs, greedy)
