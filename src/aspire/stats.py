@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 from aspire.schedule.plan import Row, RowKind, StepPlan, Verdict
 
@@ -107,10 +107,10 @@ def read_stats(path: str | Path) -> list[StepStats]:
     return steps
 
 
-def _step_from(entry: dict[str, object]) -> StepStats:
-    lists = {name: tuple(entry.pop(name)) for name in ("arrived", "preempted", "finished")}  # type: ignore[arg-type]
-    rows = tuple(RowStats(**row) for row in entry.pop("rows"))  # type: ignore[attr-defined]
-    return StepStats(rows=rows, **lists, **entry)  # type: ignore[arg-type]
+def _step_from(entry: dict[str, Any]) -> StepStats:
+    lists: dict[str, Any] = {name: tuple(entry.pop(name)) for name in ("arrived", "preempted", "finished")}
+    rows = tuple(RowStats(**row) for row in entry.pop("rows"))
+    return StepStats(rows=rows, **lists, **entry)
 
 
 class LogLine:
