@@ -4,11 +4,12 @@ import torch
 
 from aspire.model import weights
 from aspire.model.decoder import Decoder
+from aspire.model.families import read_spec
 from aspire.model.gguf import GgufSource, read_gguf
 from aspire.model.layers import ModelOps
 from aspire.model.layout import allocate, checkpoint_parts
 from aspire.model.resolve import ModelSource, load_generation_defaults
-from aspire.model.spec import DTYPES, ModelSpec, read_spec
+from aspire.model.spec import DTYPES, ModelSpec
 
 
 def describe_model(source: ModelSource, *, max_model_len: int | None = None) -> ModelSpec:

@@ -15,7 +15,7 @@ from aspire.model.layout import Parameters
 from aspire.model.rope import cos_sin, inverse_frequencies
 from aspire.model.spec import LayerSpec, ModelSpec
 
-# (layer, query [T, H, D], key [T, K, D], value [T, K, D]) -> [T, H, D]. Keys are rotated and normalised: ready to cache.
+# (layer, query [T, H, D], key [T, K, D], value [T, K, D]) -> [T, H, D]. Keys come rotated and normalised.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -125,17 +125,19 @@ class Decoder:
             query = ops.rms_norm(query, weights.q_norm, spec.norm_eps, spec.norm_offset)
             key = ops.rms_norm(key, weights.k_norm, spec.norm_eps, spec.norm_offset)
         if rotation is not None:
-            query, key = ops.rotate(query, *rotation), ops.rotate(key, *rotation)
+            query, key = ops.rotate(query, key, *rotation)
         out = attend(index, query, key, value)  # [T, H, D]
         return ops.linear(out.reshape(out.shape[0], -1), weights.output, weights.output_bias)
 
     def _mlp(self, weights: LayerWeights, x: Tensor) -> Tensor:
         spec, ops = self.spec, self.ops
         if weights.router is not None and spec.moe is not None:
-            assert weights.experts_gate_up is not None and weights.experts_down is not None
+            assert weights.experts_gate_up is not None
+            assert weights.experts_down is not None
             chosen, experts = choose_experts(ops.linear(x, weights.router, None), spec.moe.num_active,
                                              spec.moe.normalize)
             return ops.mix_experts(x, chosen, experts, weights.experts_gate_up, weights.experts_down, spec.activation)
-        assert weights.gate_up is not None and weights.down is not None
+        assert weights.gate_up is not None
+        assert weights.down is not None
         hidden = ops.gate(ops.linear(x, weights.gate_up, weights.gate_up_bias), spec.activation)
         return ops.linear(hidden, weights.down, weights.down_bias)

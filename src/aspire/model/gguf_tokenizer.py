@@ -43,9 +43,9 @@ def _byte_level(file: GgufFile, pre: str) -> Any:
                                   for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token, kind in zip(tokens, kinds, strict=True)
                           if kind == _USER_DEFINED])
-    special = {name: _token(file, tokens, key) for name, key in (
-        ("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))}
-    special = {name: token for name, token in special.items() if token is not None}
+    special = {name: token for name, key in (
+        ("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))
+        if (token := _token(file, tokens, key)) is not None}
     if file.fields.get("tokenizer.ggml.add_bos_token") and "bos_token" in special:
         bos = special["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(

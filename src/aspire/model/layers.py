@@ -33,10 +33,17 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
     return rms_norm(total, weight, eps, offset), total
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first 2 * cos.shape[-1] dimensions of x [T, heads, D], halves paired; cos, sin [T, dim / 2]."""
-    half = cos.shape[-1]
+def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """query [T, H, D] and key [T, K, D] with their first 2 * cos.shape[-1] dimensions rotated; cos, sin [T, dim / 2].
+
+    Dimension i is paired with i + dim / 2 (Hugging Face's order).
+    """
     cos, sin = cos[:, None], sin[:, None]
+    return _rotate(query, cos, sin), _rotate(key, cos, sin)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
     first, second = x[..., :half], x[..., half:2 * half]
     return torch.cat((first * cos - second * sin, second * cos + first * sin, x[..., 2 * half:]), dim=-1)
 
@@ -107,6 +114,6 @@ class ModelOps:
     linear: Linear = F.linear
     rms_norm: Callable[[Tensor, Tensor, float, float], Tensor] = rms_norm
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]] = add_rms_norm
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = rotate
+    rotate: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = rotate
     gate: Callable[[Tensor, str], Tensor] = gate
     mix_experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, str], Tensor] = mix_experts

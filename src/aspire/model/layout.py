@@ -5,7 +5,7 @@ fusion is this table; nothing else knows of it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ def checkpoint_parts(spec: ModelSpec) -> dict[str, Part]:
         parts["lm_head.weight"] = Part("head", (spec.vocab_size, spec.hidden_size))
     for index, layer in enumerate(spec.layers):
         for name, part in _layer_parts(spec, layer):
-            parts[f"model.layers.{index}.{name}"] = Part(f"{index}.{part.parameter}", part.shape, part.start, part.expert)
+            parts[f"model.layers.{index}.{name}"] = replace(part, parameter=f"{index}.{part.parameter}")
     return parts
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from aspire.model.families import Family, find_family
 from aspire.model.gguf import gguf_config, read_gguf
-from aspire.model.spec import Family, find_family
 
 BUILTIN = "smollm2-135m"
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -56,6 +56,8 @@ def resolve_model(name: str, *, revision: str | None = None, cache_dir: str | No
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}")
     path = _find(name, revision, cache_dir, load_format)
+    if revision is not None and (name == BUILTIN or Path(name).expanduser().exists()):
+        raise ValueError(f"revision is for models of the hub, got {revision!r} for the local model {name!r}")
     is_gguf = path.is_file()
     if load_format in ("gguf", "safetensors") and is_gguf != (load_format == "gguf"):
         raise ValueError(f"load_format {load_format!r} does not fit model {name!r} ({path})")
@@ -112,7 +114,7 @@ def _download(name: str, revision: str | None, cache_dir: str | None, load_forma
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value: object = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(value, dict):

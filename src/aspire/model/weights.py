@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -63,13 +63,17 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             raise ValueError(f"{path}: broken safetensors header ({error})") from error
     tensors = {}
     for name, entry in header.items():
-        if name != "__metadata__":
+        if name == "__metadata__":
+            continue
+        try:
             tensors[name] = _stored(path, name, entry, 8 + length, size)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path}: broken safetensors header entry for tensor {name!r}") from error
     return tensors
 
 
-def _stored(path: Path, name: str, entry: Mapping[str, object], data: int, file_size: int) -> StoredTensor:
-    dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[arg-type,misc]
+def _stored(path: Path, name: str, entry: Mapping[str, Any], data: int, file_size: int) -> StoredTensor:
+    dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if data + end > file_size:
         raise ValueError(f"{path}: truncated: tensor {name!r} ends at byte {data + end} of a file of {file_size}")
     if dtype not in _DTYPES:
@@ -142,19 +146,20 @@ class SafetensorsSource:
 
     def _scale_of_rows(self, name: str, first: int, count: int) -> Tensor:
         scale, (rows, columns) = self._scales[name], self.shape(name)
-        height, width = -(-rows // scale.shape[0]), -(-columns // scale.shape[1])
-        # A scale of ceil(rows / block) rows does not give the block back when the last block is ragged.
-        if scale.shape[0] not in (1, rows):
-            height = width = _block_size(self.describe(name), (rows, columns), tuple(scale.shape))
+        height, width = (self._block_size(name, length, number)
+                         for length, number in zip((rows, columns), scale.shape, strict=True))
         chosen = scale[torch.arange(first, first + count) // height]
         return chosen.repeat_interleave(width, dim=1)[:, :columns]
 
-
-def _block_size(what: str, shape: tuple[int, int], blocks: tuple[int, ...]) -> int:
-    for size in (128, 64, 32, 256):
-        if (-(-shape[0] // size), -(-shape[1] // size)) == blocks:
-            return size
-    raise ValueError(f"{what} of shape {shape} has block scales of shape {blocks}, which fit no known block size")
+    def _block_size(self, name: str, length: int, number: int) -> int:
+        """The size of blocks of which `number` cover `length`: all of it, or a power of two (at most one fits)."""
+        if number == 1:
+            return length
+        for size in (1 << power for power in range(13)):
+            if -(-length // size) == number:
+                return size
+        raise ValueError(f"{self.describe(name)} has {number} scales for {length} rows or columns, which fits no "
+                         "block size")
 
 
 def plain_name(name: str) -> str:
@@ -165,11 +170,7 @@ def plain_name(name: str) -> str:
 
 
 def load(source: Source, parts: Mapping[str, Part], parameters: Parameters, progress: Progress | None = None) -> None:
-    """Copies every part from `source` into `parameters` (any dtype and device), in file order.
-
-    Raises ValueError naming the tensor that is missing, unexpected or of another shape, before anything is copied.
-    """
-    check(source, parts)
+    """Copies every part from a checked `source` into `parameters` (any dtype and device), in file order."""
     order = sorted(parts, key=source.locate)
     total = sum(source.num_bytes(name) for name in order)
     done = 0
@@ -182,7 +183,7 @@ def load(source: Source, parts: Mapping[str, Part], parameters: Parameters, prog
 
 
 def check(source: Source, parts: Mapping[str, Part]) -> None:
-    """That the checkpoint holds exactly the model's tensors, in its shapes."""
+    """Raises ValueError naming the tensor that is missing, unexpected or of another shape."""
     names = source.names(parts)
     missing = [name for name in parts if name not in names]
     if missing:

@@ -1,16 +1,15 @@
 """tiny_model: a small random checkpoint of any family in a local folder, with a byte tokenizer. Needs no network."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from aspire.model.families import read_spec
 from aspire.model.layout import checkpoint_parts
 from aspire.model.resolve import resolve_model
-from aspire.model.spec import read_spec
 
 NUM_BYTES = 256
 BOS, EOS = 256, 257
@@ -70,10 +69,15 @@ def tiny_model(directory: str | Path, family: str = "llama", seed: int = 0, **si
     return path
 
 
-def write_random_weights(path: Path, *, seed: int = 0, transform: Callable[[str, Tensor], Tensor] | None = None) -> None:
-    """model.safetensors for the config.json in `path`; values have the size that keeps activations ordinary."""
+def write_random_weights(path: Path, *, seed: int = 0) -> None:
+    """model.safetensors for the config.json in `path`."""
     from safetensors.torch import save_file
 
+    save_file(random_tensors(path, seed=seed), str(path / "model.safetensors"), metadata={"format": "pt"})
+
+
+def random_tensors(path: Path, *, seed: int = 0) -> dict[str, Tensor]:
+    """Checkpoint tensors for the config.json in `path`; values have the size that keeps activations ordinary."""
     spec = read_spec(resolve_model(str(path), load_format="dummy").config)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -85,9 +89,8 @@ def write_random_weights(path: Path, *, seed: int = 0, transform: Callable[[str,
             value = 0.1 * value
         elif name != "model.embed_tokens.weight":
             value = value / part.shape[-1] ** 0.5
-        dtype = getattr(torch, spec.dtype)
-        tensors[name] = value.to(dtype) if transform is None else transform(name, value.to(dtype))
-    save_file(tensors, str(path / "model.safetensors"), metadata={"format": "pt"})
+        tensors[name] = value.to(getattr(torch, spec.dtype))
+    return tensors
 
 
 def write_byte_tokenizer(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A plain causal attention with a growing KV cache, as `attend`: what the decoder tests run against transformers."""
+"""A plain causal attention with a growing KV cache: runs a Decoder without the engine, as tests' slow oracle."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from aspire.model.decoder import Decoder
 
 
 class DenseAttention:
-    """Keeps every key and value it was given; computes in float32 with explicit masks. One sequence."""
+    """Keeps every key and value it was given; computes with explicit masks. One sequence."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.spec = decoder.spec
