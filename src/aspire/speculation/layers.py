@@ -28,7 +28,7 @@ class LayerPlan:
 
     def __post_init__(self) -> None:
         n = len(self.reads)
-        assert len(self.verify_writes) == n and len(self.draft_writes) == n, "one entry per layer"
+        assert len(self.verify_writes) == len(self.draft_writes) == n, "one entry per layer"
         for layer, lists in enumerate(self.draft_writes):
             assert not lists or self.reads[layer] is None, f"layer {layer} must read everything to renew lists"
         for lists in (*self.verify_writes, *self.draft_writes, tuple(r for r in self.reads if r is not None)):
