@@ -17,6 +17,8 @@ from aspire.async_engine.streams import Mailbox, OutputStream
 from aspire.engine_stats import EngineStats
 from aspire.request import RequestOutput, SamplingParams
 
+CLOSE_SECONDS = 10.0
+
 
 class EngineLike(Protocol):
     """What AsyncLLM needs of an engine. All methods are called from the stepping thread only."""
@@ -192,7 +194,7 @@ class AsyncLLM:
         return len(left)
 
     def close(self) -> None:
-        """Abort what runs and stop the thread, waiting for its current step. Safe to call twice."""
+        """Abort what runs and stop the thread, waiting up to CLOSE_SECONDS for its current step. Safe to call twice."""
         self._draining = True
         with self._wake:
             streams = list(self._streams.values())
@@ -202,7 +204,7 @@ class AsyncLLM:
             self._stopping = True
             self._wake.notify()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(CLOSE_SECONDS)
         self._encoder.shutdown(wait=False, cancel_futures=True)
 
     def _refuse_unless_open(self) -> None:

@@ -1,0 +1,84 @@
+"""`python -m aspire.server MODEL [--host ...]`: the server without the command-line extra. Keys may come from the
+environment (ASPIRE_API_KEY, VLLM_API_KEY)."""
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from aspire.async_engine import AsyncConfig
+from aspire.config import EngineOptions
+from aspire.server.config import REASONING_FORMATS, TOOL_FORMATS, ServerConfig
+from aspire.server.run import serve
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in
+                               ("policy", "max_num_seqs", "max_model_len", "max_num_batched_tokens", "num_blocks",
+                                "block_size", "dtype", "load_format") if getattr(arguments, name) is not None}
+    try:
+        serve(arguments.model, EngineOptions(**options), _config(arguments),  # type: ignore[typeddict-item]
+              async_config=AsyncConfig(max_live=arguments.max_live))
+    except ValueError as error:
+        print(f"aspire.server: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def read_api_keys(given: list[str], file: str | None, environment: dict[str, str]) -> tuple[str, ...]:
+    """Keys from flags, from a file (one a line, # begins a comment) and from the environment."""
+    keys = list(given)
+    if file is not None:
+        try:
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ValueError(f"api_key_file must be a readable file, got {file!r} ({error})") from error
+        keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    keys += [environment[name] for name in ("ASPIRE_API_KEY", "VLLM_API_KEY") if environment.get(name)]
+    return tuple(keys)
+
+
+def _config(arguments: argparse.Namespace) -> ServerConfig:
+    template = None
+    if arguments.chat_template is not None:
+        template = Path(arguments.chat_template).read_text(encoding="utf-8")
+    return ServerConfig(
+        host=arguments.host, port=arguments.port, served_model_names=tuple(arguments.served_model_name),
+        api_keys=read_api_keys(arguments.api_key, arguments.api_key_file, dict(os.environ)),
+        allowed_origins=tuple(arguments.allowed_origins), request_timeout=arguments.request_timeout,
+        shutdown_grace=arguments.shutdown_grace, tool_format=arguments.tool_call_parser,
+        reasoning_format=arguments.reasoning_parser, chat_template=template,
+        log_prompts=arguments.enable_log_requests, dashboard=not arguments.disable_dashboard)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m aspire.server")
+    add = parser.add_argument
+    add("model")
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=8000)
+    add("--served-model-name", nargs="+", default=[])
+    add("--api-key", nargs="+", default=[])
+    add("--api-key-file")
+    add("--allowed-origins", nargs="+", default=[], help="web pages that may call this server (CORS)")
+    add("--max-live", type=int, default=1024, help="requests running or waiting; more get 429")
+    add("--request-timeout", type=float, help="seconds from acceptance to the last token")
+    add("--shutdown-grace", type=float, default=30.0, help="seconds that running requests get after SIGTERM")
+    add("--tool-call-parser", choices=TOOL_FORMATS, default="auto")
+    add("--reasoning-parser", choices=REASONING_FORMATS, default="auto")
+    add("--chat-template", help="file with a Jinja template instead of the model's")
+    add("--enable-log-requests", action="store_true", help="log request bodies, prompts included")
+    add("--disable-dashboard", action="store_true")
+    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    for name in ("policy", "dtype", "load-format"):
+        add(f"--{name}")
+    for name in ("max-num-seqs", "max-model-len", "max-num-batched-tokens", "num-blocks", "block-size"):
+        add(f"--{name}", type=int)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""POST /generate: token ids in, token ids and log probabilities out, for reinforcement learning and evaluation."""
+
+from collections.abc import AsyncGenerator
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from aspire.request import CompletionOutput, RequestMetrics, RequestOutput
+from aspire.schedule.plan import TokenLogprobs
+from aspire.server.errors import as_api_error, bad_request
+from aspire.server.logprobs import finite
+from aspire.server.protocol import GenerateRequest
+from aspire.server.sampling import generate_params
+from aspire.server.service import Job, Progress, Prompt, Service, usage
+from aspire.server.sse import DONE, EventStream, event, unless_client_leaves
+
+
+async def generate(service: Service, body: GenerateRequest, request: Request) -> Response:
+    """The route. Raises ApiError, and what Service.start raises."""
+    model = service.check_model(body.model)
+    if (body.token_ids is None) == (body.prompt is None):
+        raise bad_request("exactly one of token_ids and prompt must be given", "token_ids")
+    if body.token_ids is not None:
+        service.check_tokens(body.token_ids, "token_ids")
+        prompt = Prompt(body.token_ids)
+    else:
+        prompt = Prompt(await service.llm.encode(body.prompt or ""), body.prompt)
+    service.room(prompt, body.sampling_params.max_tokens)
+    params = generate_params(body.sampling_params, service.config, service.vocab_size)
+    job_id = service.new_id("gen-", request, body.request_id)
+    starting = service.start(job_id, [prompt], [params], priority=body.priority, timeout=body.timeout)
+    if body.stream:
+        job = await unless_client_leaves(request, starting)
+        return EventStream(_events(service, job), lambda: service.finish(job),
+                           write_timeout=service.config.write_timeout)
+
+    async def work() -> list[RequestOutput]:
+        return await service.finals(await starting)
+
+    [output] = await unless_client_leaves(request, work())
+    answer: dict[str, object] = {
+        "request_id": job_id, "model": model, "prompt_token_ids": list(output.prompt_token_ids),
+        "choices": [_choice(part) for part in output.outputs], "usage": usage([output])}
+    if output.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = [None if entry is None else _entry(entry) for entry in output.prompt_logprobs]
+    return JSONResponse(answer)
+
+
+async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
+    progress: dict[int, Progress] = {}
+    try:
+        async for output in job.streams[0]:
+            for part in output.outputs:
+                delta = progress.setdefault(part.index, Progress()).advance(part)
+                if delta is None:
+                    continue
+                chunk: dict[str, object] = {
+                    "request_id": job.id, "index": delta.index, "text": delta.text,
+                    "token_ids": list(delta.token_ids), "num_accepted": delta.num_accepted,
+                    "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+                if delta.logprobs is not None:
+                    chunk["logprobs"] = [_entry(entry) for entry in delta.logprobs]
+                if delta.finish_reason is not None:
+                    chunk["metrics"] = _metrics(part.metrics)
+                yield event(chunk)
+        yield DONE
+    except Exception as error:
+        known = as_api_error(error)
+        if known is None:
+            raise
+        yield event(known.body())
+        yield DONE
+    finally:
+        service.finish(job)
+
+
+def _choice(part: CompletionOutput) -> dict[str, object]:
+    logprobs = None if part.logprobs is None else [_entry(entry) for entry in part.logprobs]
+    return {"index": part.index, "text": part.text, "token_ids": list(part.token_ids), "logprobs": logprobs,
+            "finish_reason": part.finish_reason, "stop_reason": part.stop_reason, "metrics": _metrics(part.metrics)}
+
+
+def _entry(entry: TokenLogprobs) -> dict[str, object]:
+    return {"token_id": entry.token_id, "logprob": finite(entry.logprob), "rank": entry.rank,
+            "top": [[token, finite(value)] for token, value in entry.top]}
+
+
+def _metrics(metrics: RequestMetrics | None) -> dict[str, object] | None:
+    if metrics is None:
+        return None
+    return {"num_drafted": metrics.num_drafted, "num_accepted": metrics.num_accepted,
+            "num_verifications": metrics.num_verifications, "num_preempted": metrics.num_preempted,
+            "num_cached_tokens": metrics.num_cached_tokens, "acceptance_rate": metrics.acceptance_rate,
+            "tokens_per_verification": metrics.tokens_per_verification}

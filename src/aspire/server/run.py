@@ -1,0 +1,101 @@
+"""From an engine to a listening server, and down again: stop accepting, drain, cut off what is left.
+
+`python -m aspire.server` and `aspire serve` end here.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+import uvicorn
+
+from aspire.async_engine import AsyncConfig, AsyncLLM, EngineLike
+from aspire.config import EngineOptions
+from aspire.server.app import create_app
+from aspire.server.config import ServerConfig
+
+# With the interpreter's 5 ms between thread switches, the stepping thread would hold up every stream by as much.
+SWITCH_INTERVAL = 0.0005
+EXTRA_SECONDS = 2  # after the grace time, for last words
+
+logger = logging.getLogger("aspire.server")
+
+
+class DrainingServer(uvicorn.Server):
+    """A server whose shutdown lets running requests finish within the grace time, and then cancels them."""
+
+    def __init__(self, config: uvicorn.Config, llm: AsyncLLM, grace: float) -> None:
+        super().__init__(config)
+        self._llm = llm
+        self._grace = grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logger.info("shutting down: up to %g s for %d running requests", self._grace, self._llm.num_live)
+        drained = asyncio.ensure_future(self._llm.drain(self._grace))
+        await super().shutdown(sockets)
+        cut = await drained
+        logger.info("shut down, %d requests cut off", cut)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's raises the signal again at the end; here a clean end is exit status 0."""
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.handle_exit(number, frame)
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(model: str, options: EngineOptions, config: ServerConfig, *, async_config: AsyncConfig | None = None) -> None:
+    """Load a model and serve it until SIGTERM or Ctrl-C. Raises ValueError for anything a user can get wrong."""
+    from aspire.llm import LLM
+
+    listener = listen(config)  # before the model loads: a port in use is told at once
+    try:
+        engine = LLM(model, show_progress=True, **options).engine
+        run(engine, config, async_config=async_config, listener=listener)
+    finally:
+        listener.close()
+
+
+def run(engine: EngineLike, config: ServerConfig, *, async_config: AsyncConfig | None = None,
+        listener: socket.socket | None = None) -> None:
+    """Serve an engine until SIGTERM or Ctrl-C."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    llm = AsyncLLM(engine, async_config)
+    listener = listener or listen(config)
+    server = make_server(llm, config)
+    host, port = listener.getsockname()[:2]
+    logger.info("serving %s at http://%s:%d", ", ".join(config.served_model_names or (llm.model_name,)), host, port)
+    server.run(sockets=[listener])
+
+
+def make_server(llm: AsyncLLM, config: ServerConfig) -> DrainingServer:
+    """The server object, for those who run the event loop themselves (tests do)."""
+    return DrainingServer(uvicorn.Config(
+        create_app(llm, config), log_config=None, access_log=False, lifespan="off", server_header=False,
+        timeout_keep_alive=30, timeout_graceful_shutdown=int(config.shutdown_grace) + EXTRA_SECONDS), llm,
+        config.shutdown_grace)
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """A listening socket. Raises ValueError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ValueError(f"host and port must be free to listen on, got {config.host}:{config.port} ({error})"
+                         ) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Inherited by connections: the kernel drops a peer that takes nothing for so long, even while we shut down.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(config.write_timeout * 1000))
+    return listener
