@@ -1,0 +1,183 @@
+"""paged_attention on CUDA: plans a step's work on the device, then one launch per layer for all rows of the batch.
+
+Nothing waits for the device and grid sizes follow from host-side bounds alone, so a step can be captured in a CUDA graph.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from aspire.attention.rows import AttentionOptions, AttentionRows, Probe, RowSelection
+from aspire.ops.paged_attention.kernels import attend_kernel, combine_kernel, plan_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConfig:
+    """Tile shapes and schedule.
+
+    Bits of a row depend on packed_rows, key_tile, fine, coarse, num_fine and warps, on nothing else: fix packed_rows to
+    make them independent of the longest row in the batch.
+    """
+
+    packed_rows: int | None = None  # query rows (tokens x group) of a tile: 16, 32, 64; None: as max_query_len needs
+    key_tile: int | None = None  # keys per inner step; None: by head dim
+    fine: int = 512  # keys of each of the first num_fine pieces of a row
+    num_fine: int = 8
+    coarse: int = 4096  # keys of the pieces after
+    max_tiles: int = 4  # rows of more query tiles than this are not split over keys
+    warps: int = 4
+    stages: int = 3
+    programs_per_sm: int = 4
+    partial_bytes: int = 512 << 20  # the most memory for pieces; rows that do not fit are not split
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """Host-side constants of one launch; the key of a plan."""
+
+    packed_rows: int
+    tokens_per_tile: int
+    window: int
+    list_tokens: int  # most listed tokens of a sparse row; -1: no row is restricted
+    sinks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A step's work on the device; see plan_kernel."""
+
+    items: Tensor
+    tiled_items: Tensor
+    row_base: Tensor
+    token_row: Tensor
+    counters: Tensor
+    may_tile: bool
+
+
+class PagedAttention:
+    """Launches the kernels; holds the current step's plans and the buffer of pieces."""
+
+    def __init__(self, config: KernelConfig | None = None) -> None:
+        self.config = config or KernelConfig()
+        self._rows: AttentionRows | None = None
+        self._plans: dict[_Geometry, _Plan] = {}
+        self._partial: tuple[Tensor, Tensor] | None = None
+        self._num_sms: int | None = None
+
+    def __call__(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: AttentionRows,
+                 selection: RowSelection | None, options: AttentionOptions,
+                 probe: Probe | None) -> tuple[Tensor, Tensor | None]:
+        """Same contract as the reference; plans once per `rows` object and kind of layer."""
+        num_tokens, num_heads, dim = query.shape
+        assert query.stride(2) == 1, "head dim is contiguous"
+        for cache in (key_cache, value_cache):
+            assert cache.stride(3) == 1 and cache.stride(0) == cache.shape[1] * cache.stride(1), "tokens in a row"
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        lse = None if probe is None else torch.empty(num_tokens, num_heads, dtype=torch.float32, device=query.device)
+        geometry = self._geometry(query, key_cache, rows, selection, options)
+        plan = self._plan(rows, geometry, query)
+        self._launch(query, key_cache, value_cache, rows, selection, options, probe, out, lse, geometry, plan)
+        return out, lse
+
+    def _geometry(self, query: Tensor, key_cache: Tensor, rows: AttentionRows, selection: RowSelection | None,
+                  options: AttentionOptions) -> _Geometry:
+        groups = query.shape[1] // key_cache.shape[2]
+        packed = self.config.packed_rows
+        if packed is None:
+            packed = min(64, max(16, triton.next_power_of_2(rows.max_query_len * groups)))
+        packed = max(packed, triton.next_power_of_2(groups))
+        list_tokens, sinks = -1, 0
+        if selection is not None:
+            list_tokens, sinks = selection.units.shape[1] * selection.unit, selection.sinks
+        return _Geometry(packed, packed // groups, options.window or 0, list_tokens, sinks)
+
+    def _plan(self, rows: AttentionRows, geometry: _Geometry, query: Tensor) -> _Plan:
+        if rows is not self._rows:
+            self._rows, self._partial = rows, None
+            self._plans.clear()
+        if geometry not in self._plans:
+            self._plans[geometry] = self._make_plan(rows, geometry, query)
+        return self._plans[geometry]
+
+    def _pieces(self, num_keys: int) -> int:
+        config = self.config
+        rest = max(0, num_keys - config.num_fine * config.fine)
+        return -(-min(num_keys, config.num_fine * config.fine) // config.fine) - (-rest // config.coarse)
+
+    def _make_plan(self, rows: AttentionRows, geometry: _Geometry, query: Tensor) -> _Plan:
+        config, device = self.config, query.device
+        num_tokens, num_heads, dim = query.shape
+        num_rows, pieces = len(rows.kv_len), self._pieces(rows.max_kv_len)
+        split_tokens = min(num_tokens, num_rows * geometry.tokens_per_tile * config.max_tiles)
+        wanted = split_tokens * pieces
+        capacity = max(1, min(wanted, config.partial_bytes // (num_heads * (dim + 1) * 4)))
+        if self._partial is None or len(self._partial[0]) < capacity:
+            self._partial = (torch.empty(capacity, num_heads, dim, dtype=torch.float32, device=device),
+                             torch.empty(capacity, num_heads, dtype=torch.float32, device=device))
+        tiles = min(num_tokens, num_tokens // geometry.tokens_per_tile + num_rows)
+        longest = -(-rows.max_query_len // geometry.tokens_per_tile)
+        ints = [torch.empty(n, dtype=torch.int32, device=device)
+                for n in (max(1, tiles * pieces * 3), max(1, tiles * 3), num_rows, num_tokens, 4)]
+        plan = _Plan(*ints, may_tile=longest > config.max_tiles or capacity < wanted)
+        plan_kernel[(num_rows + 1,)](
+            rows.query_start, rows.kv_len, rows.slot, rows.sparse.view(torch.uint8), rows.tail_start, *ints, num_rows,
+            num_tokens, len(self._partial[0]), geometry.list_tokens, geometry.sinks,
+            RP=triton.next_power_of_2(num_rows), TM=geometry.tokens_per_tile, MAX_TILES=config.max_tiles,
+            FINE=config.fine, COARSE=config.coarse, NUM_FINE=config.num_fine, RESTRICT=geometry.list_tokens >= 0,
+            WINDOW=geometry.window, BLOCK=128, num_warps=4)
+        return plan
+
+    def _launch(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: AttentionRows,
+                selection: RowSelection | None, options: AttentionOptions, probe: Probe | None, out: Tensor,
+                lse: Tensor | None, geometry: _Geometry, plan: _Plan) -> None:
+        config, kv_heads = self.config, key_cache.shape[2]
+        num_heads, dim = query.shape[1:]
+        assert self._partial is not None
+        partial, partial_lse = self._partial
+        sparse, spare = rows.sparse.view(torch.uint8), plan.counters
+        units, num_units = (spare[None], spare) if selection is None else (selection.units, selection.num_units)
+        probe_row, probe_token, logits = (spare, spare[None], partial[None]) if probe is None else (
+            probe.row, probe.token, probe.logits)
+        queries = 0 if probe is None else probe_token.shape[1]
+        shared = {"KH": kv_heads, "G": num_heads // kv_heads, "D": dim, "DP": triton.next_power_of_2(dim),
+                  "UNIT": 1 if selection is None else selection.unit, "FINE": config.fine, "COARSE": config.coarse,
+                  "NUM_FINE": config.num_fine, "RESTRICT": selection is not None, "WINDOW": geometry.window,
+                  "PROBE": queries}
+        for tiled in (False, True) if plan.may_tile else (False,):
+            attend_kernel[(self._programs(query.device),)](
+                query, key_cache, value_cache, rows.query_start, rows.kv_len, rows.slot, sparse, rows.tail_start,
+                rows.block_table, units, num_units, plan.tiled_items if tiled else plan.items, plan.row_base,
+                plan.counters, out, partial_lse if lse is None else lse, partial, partial_lse, probe_row, probe_token,
+                logits, options.scale * options.key_scale, options.softcap or 0.0, options.value_scale, geometry.sinks,
+                probe_row.shape[0], query.stride(0), query.stride(1), key_cache.stride(1), key_cache.stride(2),
+                value_cache.stride(1), value_cache.stride(2), rows.block_table.stride(0), units.stride(0),
+                logits.stride(0), logits.stride(1), logits.stride(2),
+                M=geometry.packed_rows, TM=geometry.tokens_per_tile, BN=self._key_tile(dim), BS=key_cache.shape[1],
+                SOFTCAP=options.softcap is not None, PROBE_P=triton.next_power_of_2(max(1, queries)),
+                NP=triton.next_power_of_2(probe_row.shape[0]), TILED=tiled,
+                PRECISION="ieee" if query.dtype == torch.float32 else "tf32", STAGES=config.stages,
+                num_warps=config.warps, **shared)
+        combine_kernel[(len(query), kv_heads)](
+            rows.query_start, rows.kv_len, rows.slot, sparse, rows.tail_start, num_units, plan.row_base, plan.token_row,
+            plan.counters, out, partial_lse if lse is None else lse, partial, partial_lse, options.value_scale,
+            geometry.sinks, GP=triton.next_power_of_2(num_heads // kv_heads), UNROLL=8, num_warps=4, **shared)
+
+    def _key_tile(self, dim: int) -> int:
+        if self.config.key_tile is not None:
+            return self.config.key_tile
+        return 128 if dim <= 64 else 64 if dim <= 128 else 32
+
+    def _programs(self, device: torch.device) -> int:
+        if self._num_sms is None:
+            self._num_sms = (torch.cuda.get_device_properties(device).multi_processor_count
+                             if device.type == "cuda" else 2)
+        return self._num_sms * self.config.programs_per_sm
+
+
+def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: "AttentionRows",
+                    selection: "RowSelection | None", options: "AttentionOptions",
+                    probe: "Probe | None") -> tuple[Tensor, Tensor | None]:
+    """See reference.py. Plans anew at every call; `PagedAttention` plans once per step."""
+    return PagedAttention()(query, key_cache, value_cache, rows, selection, options, probe)
