@@ -171,11 +171,12 @@ def read_spec(config: Config, *, max_model_len: int | None = None, eos_token_ids
     text = getattr(config, family.text_part) if family.text_part else config
     fields = {**_common(text), **family.read(text)}
     fields["layers"] = tuple(fields["layers"])
+    fields["dtype"] = _dtype_name(text) or _dtype_name(config) or "float32"
     _check(fields)
     limit = _longest(text, fields["ropes"][0])
     if max_model_len is not None and not 1 <= max_model_len <= limit:
         raise ValueError(f"max_model_len must be in [1, {limit}] for this model, got {max_model_len}")
-    eos = dict.fromkeys((*_as_ids(text.eos_token_id), *_as_ids(config.eos_token_id), *eos_token_ids))
+    eos = dict.fromkeys((*_as_ids(text.eos_token_id), *_as_ids(getattr(config, "eos_token_id", None)), *eos_token_ids))
     return ModelSpec(architecture=name, max_model_len=max_model_len or limit, eos_token_ids=tuple(eos), **fields)
 
 
@@ -183,7 +184,6 @@ def _common(config: Config) -> Differences:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     activation = getattr(config, "hidden_act", "silu")
-    dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     ropes = () if "full_attention" in config.rope_parameters else (_rope(config, config.rope_parameters),)
     return {
         "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "num_heads": heads,
@@ -191,8 +191,13 @@ def _common(config: Config) -> Differences:
         "intermediate_size": config.intermediate_size, "norm_eps": config.rms_norm_eps,
         "attention_scale": head_dim**-0.5, "activation": ACTIVATIONS.get(activation, activation), "ropes": ropes,
         "layers": [LayerSpec()] * config.num_hidden_layers, "tied_embeddings": config.tie_word_embeddings,
-        "dtype": dtype if dtype in DTYPES else "float32", "bos_token_id": config.bos_token_id,
+        "bos_token_id": config.bos_token_id,
     }
+
+
+def _dtype_name(config: Config) -> str | None:
+    name = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    return name if name in DTYPES else None
 
 
 def _check(fields: Differences) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -62,11 +63,12 @@ def resolve_model(name: str, *, revision: str | None = None, cache_dir: str | No
     if load_format in ("gguf", "safetensors") and is_gguf != (load_format == "gguf"):
         raise ValueError(f"load_format {load_format!r} does not fit model {name!r} ({path})")
     raw = gguf_config(read_gguf(path)) if is_gguf else _read_json(path / "config.json")
-    config = _make_config(raw, dict(hf_overrides or {}), path)
+    config = _make_config(raw, deepcopy(dict(hf_overrides or {})), path)  # transformers writes into it
     if load_format == "dummy":
         return ModelSource(name, "dummy", path, config)
     if is_gguf:
         return ModelSource(name, "gguf", path, config, (path,))
+    _check_quantization(getattr(config, "quantization_config", None), path)
     return ModelSource(name, "safetensors", path, config, _weight_files(path))
 
 
@@ -153,12 +155,11 @@ def _make_config(raw: dict[str, Any], overrides: dict[str, Any], path: Path) -> 
     except Exception as error:  # transformers raises several types here, none of them ours
         raise ValueError(f"{path}: the model's config is not valid: {error}") from error
     _check_overrides(overrides, raw, config, family)
-    _check_quantization(merged, path)
     return config
 
 
 def _merge(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    merged = json.loads(json.dumps(raw))
+    merged = deepcopy(raw)
     rope = merged.get("rope_parameters")
     # transformers lets rope_parameters win over the older keys; an override given under the older name must win.
     if isinstance(rope, dict):
@@ -187,17 +188,14 @@ def _check_overrides(overrides: dict[str, Any], raw: dict[str, Any], config: Any
             raise ValueError(f"hf_overrides names {key!r}, which the {family.model_type} config does not have")
 
 
-def _check_quantization(raw: Mapping[str, Any], path: Path) -> None:
-    quantization = raw.get("quantization_config")
+def _check_quantization(quantization: Mapping[str, Any] | None, path: Path) -> None:
     if not quantization:
         return
-    method = quantization.get("quant_method")
-    formats = {quantization.get("format")} | {
-        group.get("format") for group in (quantization.get("config_groups") or {}).values() if isinstance(group, dict)}
-    compressed = method == "compressed-tensors" and formats - {None} == {"float-quantized"}
-    if method != "fp8" and not compressed:
-        raise ValueError(f"{path}: quantization {method!r} ({', '.join(sorted(str(f) for f in formats - {None}))}) is "
-                         "not supported; supported: fp8, compressed-tensors float-quantized")
+    method, groups = quantization.get("quant_method"), (quantization.get("config_groups") or {}).values()
+    formats = sorted({str(part["format"]) for part in (quantization, *groups) if part.get("format")})
+    if method != "fp8" and not (method == "compressed-tensors" and formats == ["float-quantized"]):
+        raise ValueError(f"{path}: quantization {' '.join((str(method), *formats))} is not supported; supported: fp8, "
+                         "compressed-tensors float-quantized")
 
 
 # --- tokenizer and generation defaults --------------------------------------------------------------------------
@@ -226,7 +224,7 @@ def load_generation_defaults(source: ModelSource) -> GenerationDefaults:
     raw = _read_json(path) if source.path.is_dir() and path.is_file() else {}
     text = getattr(source.config, "text_config", source.config)
     ids: list[int] = []
-    for value in (raw.get("eos_token_id"), source.config.eos_token_id, text.eos_token_id):
+    for value in (raw.get("eos_token_id"), getattr(source.config, "eos_token_id", None), text.eos_token_id):
         ids.extend([] if value is None else [value] if isinstance(value, int) else value)
     defaults = GenerationDefaults(eos_token_ids=tuple(dict.fromkeys(ids)))
     for field in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"):
