@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aspire.async_engine.latency import Latency
@@ -269,7 +269,7 @@ class AsyncLLM:
         self._end(stream)
         self._engine.abort(stream.request_id)
         self._count_finished("abort", 1)
-        self._post(stream, _aborted(stream))
+        self._post(stream, stream.cut())
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
         now = time.monotonic()
@@ -277,6 +277,7 @@ class AsyncLLM:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue  # aborted; the engine hears of it before the next step
+            output = stream.update(output)
             self._record(stream, output, now)
             if output.finished:
                 self._end(stream)
@@ -331,9 +332,8 @@ class AsyncLLM:
         else:
             latency.inter_token.record(now - stream.last_time)
         stream.last_time = now
-        stream.latest = stream.merge(stream.latest, output)
         if output.finished:
-            self._record_finished(stream, stream.latest, now)
+            self._record_finished(stream, output, now)
 
     def _record_finished(self, stream: OutputStream, output: RequestOutput, now: float) -> None:
         latency = self.latency
@@ -346,10 +346,3 @@ class AsyncLLM:
             latency.per_output_token.record((now - stream.first_token_time) / (per_output - 1))
         for part in output.outputs:
             self._count_finished(part.finish_reason or "abort", 1)
-
-
-def _aborted(stream: OutputStream) -> RequestOutput:
-    """The last output seen, closed with finish_reason "abort"."""
-    last = stream.latest or RequestOutput(stream.request_id, None, ())
-    outputs = tuple(part if part.finish_reason else replace(part, finish_reason="abort") for part in last.outputs)
-    return replace(last, outputs=outputs, finished=True)

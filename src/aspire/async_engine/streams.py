@@ -4,8 +4,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from aspire.request import RequestOutput
+from aspire.request import CompletionOutput, RequestOutput
 
 
 class OutputStream:
@@ -17,7 +18,6 @@ class OutputStream:
     __slots__ = (
         "_arrived",
         "_error",
-        "_num_outputs",
         "_over",
         "_timeout",
         "_timer",
@@ -27,6 +27,7 @@ class OutputStream:
         "last_time",
         "latest",
         "loop",
+        "num_outputs",
         "on_close",
         "request_id",
         "start_time",
@@ -42,7 +43,7 @@ class OutputStream:
         self.first_token_time: float | None = None
         self.latest: RequestOutput | None = None
         # Touched by the event loop's thread only.
-        self._num_outputs = num_outputs
+        self.num_outputs = num_outputs
         self._unread: RequestOutput | None = None
         self._error: BaseException | None = None
         self._arrived = asyncio.Event()
@@ -79,7 +80,7 @@ class OutputStream:
         if isinstance(item, Exception):
             self._finish(item)
         elif item is not None:
-            self._unread = self.merge(self._unread, item)
+            self._unread = item
             if item.finished:
                 self._finish(None)
         if not self.accepted.done():
@@ -103,14 +104,24 @@ class OutputStream:
         self._arrived.set()
         self.on_close()
 
-    def merge(self, old: RequestOutput | None, new: RequestOutput) -> RequestOutput:
-        """The newest state of every one of the n outputs; an output absent from `new` stays as it was."""
-        if old is None or self._num_outputs == 1 or len(new.outputs) == self._num_outputs:
-            return new
-        parts = {part.index: part for part in old.outputs} | {part.index: part for part in new.outputs}
-        return RequestOutput(new.request_id, new.prompt, new.prompt_token_ids,
-                             tuple(parts[index] for index in sorted(parts)), new.finished, new.metrics,
-                             new.prompt_logprobs or old.prompt_logprobs)
+    def update(self, new: RequestOutput) -> RequestOutput:
+        """Take the engine's newest output; an output of the n that is absent from it stays as it was. On the stepping
+        thread."""
+        old = self.latest
+        if old is not None and len(new.outputs) < self.num_outputs:
+            parts = {part.index: part for part in (*old.outputs, *new.outputs)}
+            new = replace(new, outputs=tuple(parts[index] for index in sorted(parts)),
+                          prompt_logprobs=new.prompt_logprobs or old.prompt_logprobs)
+        self.latest = new
+        return new
+
+    def cut(self) -> RequestOutput:
+        """The last output seen, closed with finish_reason "abort"."""
+        last = self.latest or RequestOutput(self.request_id, None, ())
+        parts = {index: CompletionOutput(index, "", ()) for index in range(self.num_outputs)}
+        parts.update({part.index: part for part in last.outputs})
+        return replace(last, finished=True, outputs=tuple(
+            part if part.finish_reason else replace(part, finish_reason="abort") for part in parts.values()))
 
     def _finish(self, error: BaseException | None) -> None:
         if self._timer is not None:
@@ -137,10 +148,8 @@ class Mailbox:
         self._scheduled = False
 
     def put(self, stream: OutputStream, item: RequestOutput | Exception | None) -> None:
+        """Outputs are cumulative: a newer item replaces an older one."""
         with self._lock:
-            old = self._items.get(stream)
-            if isinstance(old, RequestOutput) and isinstance(item, RequestOutput):
-                item = stream.merge(old, item)
             self._items[stream] = item
 
     def flush(self) -> bool:

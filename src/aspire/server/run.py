@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -44,6 +45,10 @@ class DrainingServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn's raises the signal again at the end; here a clean end is exit status 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may handle signals
+            return
+
         def handle(number: int, frame: FrameType | None) -> None:
             self.handle_exit(number, frame)
 

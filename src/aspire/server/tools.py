@@ -37,6 +37,7 @@ class HermesParser:
         self._buffer = ""
         self._scanner: CallScanner | None = None  # inside a tag
         self._count = 0
+        self._white = ""  # white space that is content only if no call follows it
 
     def feed(self, text: str) -> list[Event]:
         self._buffer += text
@@ -46,13 +47,12 @@ class HermesParser:
         return found
 
     def finish(self) -> list[Event]:
-        rest = self._buffer
-        if self._scanner is not None and not self._scanner.started:
-            rest = OPEN + self._scanner.text + rest
-        elif self._scanner is not None:
-            rest = ""
+        scanner, rest = self._scanner, self._buffer
         self._buffer, self._scanner = "", None
-        return [Content(rest)] if rest else []
+        if scanner is not None:
+            return [] if scanner.started else [Content(self._white + OPEN + scanner.text + rest)]
+        rest = self._white + rest
+        return [Content(rest)] if rest.strip() or (rest and self._count == 0) else []
 
     def _advance(self, found: list[Event]) -> bool:
         """Deal with the front of the buffer; False: more text is needed."""
@@ -68,16 +68,19 @@ class HermesParser:
             found += self._scanner.events()
             if self._scanner.done and not self._scanner.started:
                 return self._malformed(found)
+            if self._scanner.started:
+                self._white = ""
             return bool(self._buffer)
         return self._closing()
 
     def _outside(self, found: list[Event]) -> bool:
         start = self._buffer.find(OPEN)
         size = start if start >= 0 else len(self._buffer) - held_back(self._buffer, OPEN)
-        text = self._buffer[:size]
-        # White space between calls is not content; neither is what leads up to the first one.
-        if text.strip() or (text and start < 0 and self._count == 0):
-            found.append(Content(text))
+        text = self._white + self._buffer[:size]
+        said = text.rstrip()
+        self._white = text[len(said):]
+        if said:
+            found.append(Content(said))
         self._buffer = self._buffer[size:]
         if start < 0:
             return False
@@ -97,8 +100,8 @@ class HermesParser:
     def _malformed(self, found: list[Event]) -> bool:
         """Not a call after all: show the text as it was written."""
         assert self._scanner is not None
-        found.append(Content(OPEN + self._scanner.text))
-        self._scanner = None
+        found.append(Content(self._white + OPEN + self._scanner.text))
+        self._scanner, self._white = None, ""
         return True
 
 

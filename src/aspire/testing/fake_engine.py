@@ -4,6 +4,7 @@ It keeps block accounts, advances requests by several tokens a step like a specu
 slow or to fail. What it says is a pure function of the prompt.
 """
 
+import codecs
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -57,6 +58,10 @@ def echo_reply(prompt: str, params: SamplingParams) -> str:
     return prompt[::-1]
 
 
+def _utf8_decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")
+
+
 @dataclass(slots=True)
 class _Sequence:
     index: int
@@ -65,6 +70,9 @@ class _Sequence:
     finish_reason: str | None = None
     stop_reason: str | None = None
     num_verifications: int = 0
+    text: str = ""
+    decoder: codecs.IncrementalDecoder = field(default_factory=_utf8_decoder)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -185,20 +193,23 @@ class FakeEngine:
         if sequence.num_shown == len(sequence.tokens):
             ended = sequence.tokens[-1] == self.tokenizer.eos_token_id
             sequence.finish_reason = (FinishReason.STOP if ended else FinishReason.LENGTH).value
-        text = self.tokenizer.decode(sequence.tokens[:sequence.num_shown])
-        found = [(text.find(stop), stop) for stop in params.stop_strings if stop in text]
+        fresh = bytes(token for token in sequence.tokens[before:sequence.num_shown] if token < 256)
+        sequence.text += sequence.decoder.decode(fresh, sequence.finish_reason is not None)
+        found = [(sequence.text.find(stop), stop) for stop in params.stop_strings if stop in sequence.text]
         if found:
             position, sequence.stop_reason = min(found)
             sequence.finish_reason = FinishReason.STOP.value
-            sequence.num_shown = len(text[:position].encode())
+            sequence.text = sequence.text[:position]
+            sequence.num_shown = len(sequence.text.encode())
+        if params.logprobs is not None:
+            sequence.logprobs += [fake_logprobs(token, params.logprobs)
+                                  for token in sequence.tokens[len(sequence.logprobs):sequence.num_shown]]
+            del sequence.logprobs[sequence.num_shown:]
 
     def _output(self, live: _Live, sequence: _Sequence) -> CompletionOutput:
         ids = tuple(sequence.tokens[:sequence.num_shown])
-        text = self.tokenizer.decode(ids)
-        if sequence.finish_reason is None:
-            text = _safe(text.rstrip("\ufffd"), live.params.stop_strings)
-        count = live.params.logprobs
-        logprobs = None if count is None else tuple(fake_logprobs(token, count) for token in ids)
+        text = sequence.text if sequence.finish_reason else _safe(sequence.text, live.params.stop_strings)
+        logprobs = None if live.params.logprobs is None else tuple(sequence.logprobs)
         drafted = sequence.num_verifications * (self.tokens_per_step - 1)
         accepted = max(0, len(ids) - sequence.num_verifications)
         metrics = RequestMetrics(drafted, accepted, sequence.num_verifications, 0, 0, 0.9, 3.0,
