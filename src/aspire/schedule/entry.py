@@ -8,19 +8,24 @@ from aspire.request import Request
 class Entry:
     """Lives from add() to the end of the request, across preemptions.
 
+    `known`: the request's num_known when blocks were last sized for it, that is in this plan while it runs: cheaper to
+    read, and the same in a whole plan.
     `has_full_row` turns true when a full row that reaches the end of the known tokens is planned: from then on the
     request decodes. `pending`: the most tokens that rows in flight may still emit (their verdicts are not committed).
     """
 
     __slots__ = (
+        "capacity",
         "draft_margin",
         "has_full_row",
+        "known",
         "order",
         "passed_over",
         "pending",
         "refused_at",
         "request",
         "reserved",
+        "slot",
     )
 
     def __init__(self, request: Request, order: tuple[int, int]) -> None:
@@ -29,16 +34,12 @@ class Entry:
         self.has_full_row = False
         self.pending = 0
         self.passed_over = 0  # plans in a row in which the token budget refused what the cadence decided
-        self.reserved = 0  # tokens its blocks were last sized for
+        self.slot = -1  # the running request's slot
+        self.known = 0
+        self.reserved = 0  # tokens its blocks were last sized for: known and the lookahead
+        self.capacity = 0  # tokens its blocks hold
         self.draft_margin: float | None = None
         self.refused_at = -1  # free blocks at the last refused admission: no use to try again with as few
-
-    @property
-    def slot(self) -> int:
-        """The slot of a running request."""
-        slot = self.request.slot
-        assert slot is not None, f"{self.request.request_id!r} is not running"
-        return slot
 
     @property
     def num_remaining(self) -> int:
@@ -48,13 +49,15 @@ class Entry:
     @property
     def surely_ends(self) -> bool:
         """The rows in flight emit at least one token, and that is the last one allowed."""
-        return self.pending > 0 and self.request.num_known + 1 >= self.request.max_total
+        return self.pending > 0 and self.known + 1 >= self.request.max_total
 
     def room(self, draft_limit: int) -> int:
         """Drafts it may still make in this round: a verification of them must not pass `max_total`."""
         request = self.request
-        ahead = request.num_known + self.pending + request.num_drafted
-        return max(0, min(draft_limit - request.num_drafted, request.max_total - ahead - 1))
+        num_drafted = request.num_drafted
+        left = request.max_total - self.known - self.pending - num_drafted - 1
+        room = draft_limit - num_drafted if draft_limit - num_drafted < left else left
+        return room if room > 0 else 0
 
     def tokens(self, start: int, stop: int) -> Sequence[int]:
         """Known token ids at positions [start, stop); costs O(stop - start)."""
@@ -69,9 +72,8 @@ class Entry:
         request = self.request
         request.counters.num_wasted += request.num_drafted
         request.num_computed = request.num_drafted = 0
-        request.slot = None
         self.has_full_row = False
-        self.passed_over = self.reserved = 0
+        self.passed_over = self.known = self.reserved = self.capacity = 0
         self.draft_margin = None
         self.refused_at = -1
         if not request.output_token_ids:

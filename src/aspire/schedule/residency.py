@@ -43,19 +43,23 @@ class Residency:
         updates: list[BlockUpdate] = []
         preempted: list[str] = []
         for entry in tuple(self.running):
-            reserved = self._target(entry)
-            while entry.request.slot is not None and reserved != entry.reserved:  # a victim has lost its slot
+            known = entry.request.num_known
+            if known == entry.known:
+                continue
+            reserved = self._target(entry, known)
+            while reserved > entry.capacity and entry.request.slot is not None:  # a victim has lost its slot
                 first = self.pool.num_held(entry.request.request_id)
                 blocks = self.pool.grow(entry.request.request_id, reserved)
-                if blocks is None:
-                    victim = max(self.running, key=_by_order)
-                    updates = [update for update in updates if update.slot != victim.slot]
-                    preempted.append(victim.request.request_id)
-                    self._preempt(victim)
-                    continue
-                entry.reserved = reserved
-                if blocks:
+                if blocks is not None:
+                    entry.capacity += len(blocks) * self.pool.block_size
                     updates.append(BlockUpdate(entry.slot, first, blocks))
+                    continue
+                victim = max(self.running, key=_by_order)
+                updates = [update for update in updates if update.slot != victim.slot]
+                preempted.append(victim.request.request_id)
+                self._preempt(victim)
+            if entry.request.slot is not None:
+                entry.known, entry.reserved = known, reserved
         return updates, tuple(preempted)
 
     def admit(self, budget: int, unfinished: Container[str]) -> tuple[list[Admission], list[BlockUpdate]]:
@@ -96,6 +100,8 @@ class Residency:
         for entry in self.running:
             request, held = entry.request, self.pool.num_held(entry.request.request_id)
             assert held == self.pool.blocks_for(entry.reserved), f"{request.request_id!r}: {held} blocks held"
+            assert entry.capacity == held * self.pool.block_size, f"{request.request_id!r}: wrong capacity"
+            assert entry.reserved == self._target(entry, entry.known), f"{request.request_id!r}: wrong reserve"
             num_written = request.num_known + max(0, request.num_drafted - 1)
             assert num_written <= entry.reserved, f"{request.request_id!r} writes beyond its reserve"
         for entry in self.waiting:
@@ -103,12 +109,13 @@ class Residency:
             assert not self.pool.num_held(request.request_id), f"{request.request_id!r} waits and owns blocks"
             assert (request.slot, request.num_computed, request.num_drafted) == (None, 0, 0), "a waiting one has counts"
         slots = [entry.slot for entry in self.running]
+        assert slots == [entry.request.slot for entry in self.running], "a request and its entry disagree on the slot"
         assert sorted([*slots, *self._free_slots]) == list(range(self._num_slots)), "a slot is lost or shared"
         orders = [entry.order for entry in self.waiting]
         assert orders == sorted(orders), "the queue is out of order"
 
-    def _target(self, entry: Entry) -> int:
-        return min(entry.request.num_known + self._lookahead, entry.request.max_total)
+    def _target(self, entry: Entry, known: int) -> int:
+        return min(known + self._lookahead, entry.request.max_total)
 
     def _awaits_leader(self, entry: Entry, unfinished: Container[str]) -> bool:
         """A leader with output has its prompt computed and registered, so the follower can share the blocks."""
@@ -117,24 +124,25 @@ class Residency:
                 and leader.request_id in unfinished)
 
     def _try_seat(self, entry: Entry) -> BlockUpdate | None:
-        request = entry.request
+        request, known = entry.request, entry.request.num_known
         assert entry.pending == 0, f"{request.request_id!r} has tokens in flight"
         if self.pool.num_free <= entry.refused_at:
             return None
         # Prompt logprobs need the logits of every prompt token, so nothing may come from the cache.
         uses_cache = request.params.prompt_logprobs is None or bool(request.output_token_ids)
-        known = entry.tokens(0, request.num_known) if uses_cache else ()
-        allocation = self.pool.allocate(request.request_id, known, self._target(entry))
+        token_ids = entry.tokens(0, known) if uses_cache else ()
+        allocation = self.pool.allocate(request.request_id, token_ids, self._target(entry, known))
         if allocation is None:
             entry.refused_at = self.pool.num_free
             return None
-        entry.reserved = self._target(entry)
-        request.slot = heapq.heappop(self._free_slots)
+        entry.known, entry.reserved = known, self._target(entry, known)
+        entry.capacity = len(allocation.blocks) * self.pool.block_size
+        request.slot = entry.slot = heapq.heappop(self._free_slots)
         request.num_computed = allocation.num_cached_tokens
         if request.counters.first_scheduled_time is None:
             request.counters.first_scheduled_time = self._clock()
             request.counters.num_cached_tokens = allocation.num_cached_tokens
-        return BlockUpdate(request.slot, 0, allocation.blocks)
+        return BlockUpdate(entry.slot, 0, allocation.blocks)
 
     def _preempt(self, entry: Entry) -> None:
         """Recompute later: the tokens stay, everything else is given back. Its order puts it before later arrivals."""
@@ -147,4 +155,4 @@ class Residency:
         self.running.remove(entry)
         self.pool.release(entry.request.request_id)
         heapq.heappush(self._free_slots, entry.slot)
-        entry.request.slot = None
+        entry.request.slot, entry.slot = None, -1

@@ -113,16 +113,17 @@ class Scheduler:
             updates += tables
         prefilling = [entry for entry in self._residency.running if not entry.has_full_row]
         decoding = [entry for entry in self._residency.running if entry.has_full_row and not entry.surely_ends]
-        planned: list[tuple[Entry, Row]] = []
         if self._prefill_starved:  # decoding took the whole budget last time: prefill goes first, with half of it
             prefill = self._plan_prefill(prefilling, (budget + 1) // 2)
             num_prefill = sum(row.num_tokens for _, row in prefill)
-            planned = self._plan_decoding(decoding, budget - num_prefill, num_prefill) + prefill
+            planned = self._plan_decoding(decoding, budget - num_prefill, num_prefill)
         else:
             backlog = sum(entry.num_remaining for entry in prefilling)
             planned = self._plan_decoding(decoding, budget, min(backlog, max(0, budget - len(decoding))))
-            planned += self._plan_prefill(prefilling, budget - sum(row.num_tokens for _, row in planned))
-        self._prefill_starved = bool(prefilling) and not any(row.tokens for _, row in planned)
+            num_left = budget - sum(row.num_tokens for _, row in planned)
+            prefill = self._plan_prefill(prefilling, num_left)
+        self._prefill_starved = bool(prefilling) and not prefill
+        planned += prefill
         plan = StepPlan(self._step, tuple(row for _, row in planned), tuple(admissions), tuple(updates), preempted)
         self._step += 1
         assert plan.rows or not (self._was_empty and self._entries), "two empty plans in a row with unfinished work"
@@ -176,7 +177,7 @@ class Scheduler:
         for entry in entries:
             if budget <= 0:
                 break
-            request, num_known = entry.request, entry.request.num_known
+            request, num_known = entry.request, entry.known
             start = request.num_computed
             stop = min(start + budget, num_known)
             row = Row(request.request_id, entry.slot, RowKind.FULL, start, stop - start, 0, stop == num_known,
@@ -215,8 +216,8 @@ class Scheduler:
         if self.config.sparse_emits or not entries:
             return [(entry, 0, Decision.DRAFT) for entry in entries]
         rooms = [entry.room(self._draft_limit) for entry in entries]
-        requests = [Drafting(entry.request.request_id, entry.request.num_drafted, room, entry.request.num_known,
-                             entry.slot, entry.draft_margin) for entry, room in zip(entries, rooms, strict=True)]
+        requests = [Drafting(entry.request.request_id, entry.request.num_drafted, room, entry.known, entry.slot,
+                             entry.draft_margin) for entry, room in zip(entries, rooms, strict=True)]
         outlook = Outlook(self.acceptance, self.cost, num_prefill, self._step)
         decisions = self.cadence.decide(requests, outlook)
         wishes = list(zip(entries, rooms, decisions, strict=True))
@@ -227,7 +228,7 @@ class Scheduler:
     def _decode_row(self, entry: Entry, decision: Decision) -> Row:
         request = entry.request
         name, slot, num_drafted = request.request_id, entry.slot, request.num_drafted
-        last = request.num_known - 1
+        last = entry.known - 1
         if self.config.sparse_emits:
             entry.pending += 1
             return Row(name, slot, RowKind.SPARSE, last, 1, 0, True)
