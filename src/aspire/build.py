@@ -1,6 +1,6 @@
 """build_engine: from an EngineConfig to a running Engine. The one place that knows every part."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,9 +75,14 @@ def _default_params(config: EngineConfig, defaults: GenerationDefaults) -> Sampl
 
 
 def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any, *, device: torch.device,
-             observers: Sequence[Observer] = (), defaults: SamplingParams | None = None) -> Engine:
-    """Wire an engine around a model that is already on its device; `config` is resolved."""
-    policy = resolve_policy(config.speculation.policy, spec.num_layers, spec.windows, config.speculation.overrides)
+             observers: Sequence[Observer] = (), defaults: SamplingParams | None = None,
+             policy: Policy | None = None, wrap_judge: Callable[[Judge], Judge] = lambda judge: judge) -> Engine:
+    """Wire an engine around a model that is already on its device; `config` is resolved.
+
+    policy: instead of the preset that the config names. wrap_judge: a test's seam around the verdicts.
+    """
+    if policy is None:
+        policy = resolve_policy(config.speculation.policy, spec.num_layers, spec.windows, config.speculation.overrides)
     lookahead = policy.draft_limit + 1
     loop_type = OverlappedLoop if config.batch.loop == "overlapped" else PlainLoop
     if loop_type is OverlappedLoop:
@@ -86,7 +91,7 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
     shape = _kv_shape(config, spec, dtype, lookahead)
     setup, state, sampling = _device_state(config, spec, policy, shape, lookahead=lookahead, device=device)
     runner = Runner(model, setup, state=state, sampling=sampling,
-                    judge=_judge(config, spec, state, sampling, setup.operators),
+                    judge=wrap_judge(_judge(config, spec, state, sampling, setup.operators)),
                     builder=BatchBuilder(_layout(policy, state), device=device))
     scheduler = _scheduler(config, spec, policy, shape, lookahead=lookahead,
                            bytes_per_token=2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize)

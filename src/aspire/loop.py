@@ -63,8 +63,7 @@ class OverlappedLoop:
     def advance(self, requests: Mapping[str, Request]) -> Done | None:
         """None right after the first launch, when nothing can be committed yet."""
         plan = self.scheduler.plan()
-        launched = self.runner.launch(plan, requests) if plan.rows else None
-        before, self._in_flight = self._in_flight, launched
+        before, self._in_flight = self._in_flight, self.runner.launch(plan, requests)
         if before is None:
             return None
         verdicts = before.verdicts()
