@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "num_units"])
 def scores_kernel(
     logits,  # [N, Q, H, L]
     lse,  # float32 [T, H]

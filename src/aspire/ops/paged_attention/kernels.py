@@ -31,7 +31,7 @@ def piece_start(s, FINE: tl.constexpr, COARSE: tl.constexpr, NUM_FINE: tl.conste
     return tl.where(s <= NUM_FINE, s * FINE, NUM_FINE * FINE + (s - NUM_FINE) * COARSE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "partial_capacity", "list_tokens", "sinks"])
 def plan_kernel(
     query_start,  # int32 [R + 1]
     kv_len,  # int32 [R]
@@ -139,7 +139,7 @@ def merge(acc, total, top, part, part_lse):
     return acc * keep[:, None] + part * weight[:, None], total * keep + weight, new
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sinks", "num_probe_rows"])
 def attend_kernel(
     query,  # [T, H, D]
     key_cache, value_cache,  # [num_blocks, BS, KH, D]
@@ -310,7 +310,7 @@ def attend_kernel(
         item = next_item
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sinks"])
 def combine_kernel(
     query_start, kv_len, slot_of, sparse, tail_start, num_units, row_base, token_row, counters, out, lse, partial,
     partial_lse, value_scale, sinks,  # shapes as in attend_kernel

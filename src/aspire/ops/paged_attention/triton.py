@@ -73,7 +73,8 @@ class PagedAttention:
         num_tokens, num_heads, dim = query.shape
         assert query.stride(2) == 1, "head dim is contiguous"
         for cache in (key_cache, value_cache):
-            assert cache.stride(3) == 1 and cache.stride(0) == cache.shape[1] * cache.stride(1), "tokens in a row"
+            assert cache.stride(3) == 1, "head dim is contiguous"
+            assert cache.stride(0) == cache.shape[1] * cache.stride(1), "a block's tokens follow each other"
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         lse = None if probe is None else torch.empty(num_tokens, num_heads, dtype=torch.float32, device=query.device)
         geometry = self._geometry(query, key_cache, rows, selection, options)
@@ -124,7 +125,7 @@ class PagedAttention:
         plan_kernel[(num_rows + 1,)](
             rows.query_start, rows.kv_len, rows.slot, rows.sparse.view(torch.uint8), rows.tail_start, *ints, num_rows,
             num_tokens, len(self._partial[0]), geometry.list_tokens, geometry.sinks,
-            RP=triton.next_power_of_2(num_rows), TM=geometry.tokens_per_tile, MAX_TILES=config.max_tiles,
+            RP=max(128, triton.next_power_of_2(num_rows)), TM=geometry.tokens_per_tile, MAX_TILES=config.max_tiles,
             FINE=config.fine, COARSE=config.coarse, NUM_FINE=config.num_fine, RESTRICT=geometry.list_tokens >= 0,
             WINDOW=geometry.window, BLOCK=128, num_warps=4)
         return plan
@@ -156,7 +157,7 @@ class PagedAttention:
                 logits.stride(0), logits.stride(1), logits.stride(2),
                 M=geometry.packed_rows, TM=geometry.tokens_per_tile, BN=self._key_tile(dim), BS=key_cache.shape[1],
                 SOFTCAP=options.softcap is not None, PROBE_P=triton.next_power_of_2(max(1, queries)),
-                NP=triton.next_power_of_2(probe_row.shape[0]), TILED=tiled,
+                NP=max(64, triton.next_power_of_2(probe_row.shape[0])), TILED=tiled,
                 PRECISION="ieee" if query.dtype == torch.float32 else "tf32", STAGES=config.stages,
                 num_warps=config.warps, **shared)
         combine_kernel[(len(query), kv_heads)](

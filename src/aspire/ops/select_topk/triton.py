@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-KEEP = 32768
+KEEP = 16384
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def mass_from(keys, bound, scores_row, first, last, BLOCK: tl.constexpr, SINGLE:
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_units"])
 def select_kernel(
     scores,  # float32 [N, U]
     first_of, last_of, k_of,  # int [N]
