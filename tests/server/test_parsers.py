@@ -34,7 +34,8 @@ def parse(parser: ToolParser, pieces: list[str]) -> Result:
 HERMES: list[tuple[str, Result]] = [
     ("plain text", ("plain text", [])),
     ("a < b and <tool", ("a < b and <tool", [])),
-    ('<tool_call>{"name": "f", "arguments": {"x": [1, {"y": "}"}]}}</tool_call>', ("", [("f", '{"x": [1, {"y": "}"}]}')])),
+    ('<tool_call>{"name": "f", "arguments": {"x": [1, {"y": "}"}]}}</tool_call>',
+     ("", [("f", '{"x": [1, {"y": "}"}]}')])),
     ('<tool_call>\n{"arguments": {"x": 1}, "name": "f"}\n</tool_call>', ("", [("f", '{"x": 1}')])),
     ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 2}"}</tool_call>', ("", [("f", '{"x": 2}')])),
     ('<tool_call>{"name": "f"}</tool_call>', ("", [("f", "{}")])),

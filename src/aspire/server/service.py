@@ -69,6 +69,7 @@ class Job:
     """A client's request: one stream per prompt under one public id."""
 
     id: str
+    aborted: bool = False
     streams: list[OutputStream] = field(default_factory=list)
 
 
@@ -128,15 +129,21 @@ class Service:
                            param="request_id", code="duplicate_request_id")
         limits = [limit for limit in (timeout, self.config.request_timeout) if limit is not None]
         job = self._jobs[job_id] = Job(job_id)
+        submitted = [asyncio.ensure_future(self.llm.submit(
+            prompt.token_ids, one, request_id=job_id if len(prompts) == 1 else f"{job_id}-{i}", priority=priority,
+            text=prompt.text, timeout=min(limits, default=None)))
+            for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))]
         try:
-            for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-                engine_id = job_id if len(prompts) == 1 else f"{job_id}-{i}"
-                job.streams.append(await self.llm.submit(
-                    prompt.token_ids, one, request_id=engine_id, priority=priority, text=prompt.text,
-                    timeout=min(limits, default=None)))
+            await asyncio.wait(submitted)
+            job.streams += [task.result() for task in submitted]
         except BaseException:
+            for task in submitted:
+                if not task.cancel() and not task.cancelled() and task.exception() is None:
+                    task.result().close()
             self.finish(job)
             raise
+        if job.aborted:
+            self.abort(job.id)
         return job
 
     def finish(self, job: Job) -> None:
@@ -147,9 +154,12 @@ class Service:
             del self._jobs[job.id]
 
     def abort(self, job_id: str) -> bool:
-        """End all streams of a job; False when none ran."""
+        """End all streams of a job, those still being handed over included; False when none ran."""
         job = self._jobs.get(job_id)
-        return job is not None and sum(self.llm.abort(stream.request_id) for stream in job.streams) > 0
+        if job is None:
+            return False
+        job.aborted = True
+        return sum(self.llm.abort(stream.request_id) for stream in job.streams) > 0 or not job.streams
 
     def find_job(self, given: str) -> str | None:
         """A running job by its id, with or without the prefix of its route."""
