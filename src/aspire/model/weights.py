@@ -18,7 +18,7 @@ from aspire.model.layout import Parameters, Part
 
 Progress = Callable[[int, int], None]  # bytes of the checkpoint read so far, and in total
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 4 << 20  # of float32 values; a dequantisation takes a few times as much
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
            "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
