@@ -19,10 +19,12 @@ from aspire.request import SamplingParams
 from aspire.runtime.attend import LayerSetup
 from aspire.runtime.batch import BatchBuilder, BatchLayout
 from aspire.runtime.cache import KVCache, KVShape, Selection, SlotState
+from aspire.runtime.grammars import Constraints, Grammars
 from aspire.runtime.judges import Judge, RejectionJudge, SharedNoiseJudge
 from aspire.runtime.operators import Operators, reference_operators
 from aspire.runtime.runner import Model, Runner
 from aspire.runtime.sampling import SlotSampling
+from aspire.sampling.pipeline import LogitsPipeline
 from aspire.schedule.blocks import BlockPool
 from aspire.schedule.scheduler import Scheduler, SchedulerConfig
 from aspire.speculation.cost import CostModel, kv_shape, nominal
@@ -90,7 +92,11 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
     dtype = getattr(torch, config.model.dtype)
     shape = _kv_shape(config, spec, dtype, lookahead)
     setup, state, sampling = _device_state(config, spec, policy, shape, lookahead=lookahead, device=device)
-    runner = Runner(model, setup, state=state, sampling=sampling,
+    pipeline = LogitsPipeline(config.batch.max_num_seqs, spec.vocab_size, eos_token_ids=spec.eos_token_ids,
+                              tokenizer=tokenizer, device=device)
+    constraints = Constraints(tokenizer, spec.vocab_size, spec.eos_token_ids, loop=config.batch.loop)
+    grammars = Grammars(config.batch.max_num_seqs, spec.vocab_size, constraints)
+    runner = Runner(model, setup, state=state, sampling=sampling, pipeline=pipeline, grammars=grammars,
                     judge=wrap_judge(_judge(config, spec, state, sampling, setup.operators)),
                     builder=BatchBuilder(_layout(policy, state), device=device))
     scheduler = _scheduler(config, spec, policy, shape, lookahead=lookahead,
@@ -99,7 +105,8 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
         name=config.model.served_model_name or config.model.model, vocab_size=spec.vocab_size,
         max_model_len=_limit(config), eos_token_ids=spec.eos_token_ids, tokenizer=tokenizer,
         default_params=defaults or SamplingParams())
-    return Engine(config, facts, scheduler, loop_type(scheduler, runner), observers=observers)
+    return Engine(config, facts, scheduler, loop_type(scheduler, runner), checks=(pipeline.check, constraints.check),
+                  observers=observers)
 
 
 def _limit(config: EngineConfig) -> int:

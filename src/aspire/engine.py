@@ -39,12 +39,14 @@ class Engine:
     """The synchronous engine. Not thread-safe: one caller steps, adds and aborts."""
 
     def __init__(self, config: EngineConfig, facts: ModelFacts, scheduler: Scheduler,
-                 loop: PlainLoop | OverlappedLoop, *, observers: Sequence[Observer] = (),
-                 clock: Clock = time.monotonic) -> None:
+                 loop: PlainLoop | OverlappedLoop, *, checks: Sequence[Callable[[SamplingParams], None]] = (),
+                 observers: Sequence[Observer] = (), clock: Clock = time.monotonic) -> None:
+        """checks: further tests of a request's params, raising ValueError."""
         self.config = config
         self.facts = facts
         self.scheduler = scheduler
         self.loop = loop
+        self._checks = tuple(checks)
         self.totals = Totals()
         self.observers = [self.totals, *observers]
         self._clock = clock
@@ -187,3 +189,5 @@ class Engine:
             for token in ids:
                 if token >= vocab:
                     raise ValueError(f"{name} must hold token ids in [0, {vocab}), got {token}")
+        for check in self._checks:
+            check(params)

@@ -3,7 +3,7 @@
 Hot file: nothing per request belongs here beyond the admission of a slot; per-step work is per batch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,10 +14,14 @@ from aspire.request import Request
 from aspire.runtime.attend import LayerSetup, StepAttention
 from aspire.runtime.batch import Batch, BatchBuilder
 from aspire.runtime.cache import SlotState
+from aspire.runtime.grammars import Grammars
 from aspire.runtime.judges import Judge, Outcome
 from aspire.runtime.sampling import Mode, SlotSampling
-from aspire.runtime.step import locate, settle
-from aspire.schedule.plan import StepPlan, Verdict
+from aspire.runtime.step import Located, locate, pick_rows, settle
+from aspire.runtime.verdicts import Logprobs, PendingStep, PromptLogprobs, num_picks, to_host
+from aspire.sampling.logprobs import token_logprobs
+from aspire.sampling.pipeline import LogitsPipeline
+from aspire.schedule.plan import StepPlan
 
 
 class Model(Protocol):
@@ -30,67 +34,120 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PendingStep:
-    """A launched step; `verdicts` waits for it."""
+class Wants:
+    """What the host knows of a step besides its plan. slots: of the rows that sample. adjusts: some slot has
+    penalties, biases or bans. num_top: per pick, how many top logprobs to show, -1 for none; empty: nobody asks."""
 
-    plan: StepPlan
-    outcome: Outcome | None
+    slots: tuple[int, ...]
+    mode: Mode
+    adjusts: bool
+    bitmask: Tensor | None
+    num_top: tuple[int, ...] = ()
 
-    def verdicts(self) -> list[Verdict]:
-        """One verdict per row of the plan, in order."""
-        if self.outcome is None:
-            return []
-        accepted = self.outcome.num_accepted.tolist()
-        picks = self.outcome.picks.tolist()
-        margins = self.outcome.margin.tolist()
-        return [
-            Verdict(row.request_id, tuple(picks[i][: accepted[i] + 1]), 0 if row.tokens else row.num_drafted)
-            if row.samples and row.emits
-            else Verdict(row.request_id, draft_margin=margins[i] if row.samples else None)
-            for i, row in enumerate(self.plan.rows)
-        ]
+    @property
+    def is_plain(self) -> bool:
+        """Whether the sampler alone chooses the tokens."""
+        return not self.adjusts and self.bitmask is None and not self.num_top
 
 
 class Runner:
     """Owns the device state of all slots. Requests are looked up by id when a slot is admitted."""
 
-    def __init__(self, model: Model, setup: LayerSetup, *, state: SlotState, sampling: SlotSampling, judge: Judge,
-                 builder: BatchBuilder) -> None:
+    def __init__(self, model: Model, setup: LayerSetup, *, state: SlotState, sampling: SlotSampling,
+                 pipeline: LogitsPipeline, grammars: Grammars, judge: Judge, builder: BatchBuilder) -> None:
         self.model = model
         self.setup = setup
         self.state = state
         self.sampling = sampling
+        self.pipeline = pipeline
+        self.grammars = grammars
         self.judge = judge
         self.builder = builder
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, requests: Mapping[str, Request]) -> PendingStep:
         """Start a step; its effects on slots and cache are ordered before those of the next launch."""
-        for admission in plan.admissions:
-            request = requests[admission.request_id]
-            self.state.admit(admission.slot, admission.num_known)
-            self.setup.selection.clear(admission.slot)
-            self.sampling.admit(admission.slot, request.params, request.seed)
+        self._admit(plan, requests)
         if not plan.rows:
             return PendingStep(plan, None)
+        wants = self._wants(plan, requests)
         batch = self.builder.build(plan)
-        mode = self.sampling.mode([row.slot for row in plan.rows if row.samples])
-        return PendingStep(plan, self._step(batch, mode))
+        hidden, located = self.forward(batch)
+        outcome, logprobs = self.choose(batch, hidden, located, wants)
+        return PendingStep(
+            plan, to_host(outcome), logprobs, self._prompt_logprobs(plan, requests, hidden),
+            self.grammars.follow if self.grammars.needed([row.slot for row in plan.rows]) else None)
 
-    def _step(self, batch: Batch, mode: Mode) -> Outcome:
+    def forward(self, batch: Batch) -> tuple[Tensor, Located]:
+        """Block tables, tails, the layers: hidden states [T, hidden] of the batch."""
         inputs, state = batch.inputs, self.state
         state.block_table.view(-1)[inputs.update_index] = inputs.update_block.int()
         located = locate(inputs, batch.shape, state, self.setup.selection.tail_start)
         emitting_slot = torch.where(inputs.emits == 1, inputs.slot, state.scratch)
         self.setup.selection.anchor(emitting_slot, torch.where(inputs.emits == 1, located.context, 0))
-
         attend = StepAttention(self.setup, inputs, batch.shape, located, scratch=state.scratch)
         hidden = self.model.forward(located.tokens, located.positions, attend)
         attend.finish()
+        return hidden, located
+
+    def choose(self, batch: Batch, hidden: Tensor, located: Located, wants: Wants) -> tuple[Outcome, Logprobs | None]:
+        """Logits, adjustments, picks, verdicts, and what they change in the slots' state."""
+        inputs, state = batch.inputs, self.state
         if not batch.shape.picks:
             return Outcome(torch.zeros_like(inputs.pick_index), torch.zeros_like(inputs.slot),
-                           torch.zeros(len(inputs.slot), device=hidden.device))
-        logits = self.model.logits(hidden[inputs.pick_token])
-        outcome = self.judge.decide(logits, located.positions[inputs.pick_token] + 1, inputs, mode)
+                           torch.zeros(len(inputs.slot), device=hidden.device)), None
+        raw = self.model.logits(hidden[inputs.pick_token])  # float32 [N, V]
+        position = located.positions[inputs.pick_token] + 1
+        logits = raw
+        if wants.adjusts or wants.bitmask is not None:
+            logits = self.pipeline.apply(raw, pick_rows(inputs, state, position), wants.slots, wants.bitmask)
+        outcome = self.judge.decide(logits, position, inputs, wants.mode)
+        if wants.adjusts:
+            emitted = torch.where(inputs.emits == 1, outcome.num_accepted + 1, 0)
+            slot = torch.where(inputs.emits == 1, inputs.slot, state.scratch)
+            self.pipeline.commit(slot, outcome.picks, emitted, wants.slots)
         settle(inputs, state, outcome.picks, outcome.num_accepted)
-        return outcome
+        if not wants.num_top:
+            return outcome, None
+        place = torch.where(inputs.sparse[inputs.pick_row] == 1, 0, pick_rows(inputs, state, position).num_before)
+        token = outcome.picks[inputs.pick_row, place]
+        return outcome, Logprobs(token_logprobs(raw, token, max(0, *wants.num_top)), wants.num_top)
+
+    def _admit(self, plan: StepPlan, requests: Mapping[str, Request]) -> None:
+        for admission in plan.admissions:
+            request, slot = requests[admission.request_id], admission.slot
+            self.state.admit(slot, admission.num_known)
+            self.setup.selection.clear(slot)
+            self.sampling.admit(slot, request.params, request.seed)
+            self.pipeline.admit(slot, request)
+            self.grammars.admit(slot, request)
+
+    def _wants(self, plan: StepPlan, requests: Mapping[str, Request]) -> Wants:
+        slots = tuple(row.slot for row in plan.rows if row.samples)
+        tops = [requests[row.request_id].params.logprobs if row.request_id in requests else None for row in plan.rows]
+        num_top: tuple[int, ...] = ()
+        if any(top is not None for top in tops):
+            num_top = tuple(-1 if top is None else top for row, top in zip(plan.rows, tops, strict=True)
+                            for _ in range(num_picks(row)))
+        return Wants(slots, self.sampling.mode(slots), self.pipeline.needed(slots), self._bitmask(plan, slots), num_top)
+
+    def _bitmask(self, plan: StepPlan, slots: Sequence[int]) -> Tensor | None:
+        if not self.grammars.needed(slots):
+            return None
+        mask = self.grammars.bitmask(plan)
+        return None if mask is None else mask.to(self.state.tokens.device)
+
+    def _prompt_logprobs(self, plan: StepPlan, requests: Mapping[str, Request],
+                         hidden: Tensor) -> dict[str, PromptLogprobs]:
+        found: dict[str, PromptLogprobs] = {}
+        first = 0
+        for row in plan.rows:
+            request = requests.get(row.request_id)
+            top = None if request is None or not row.tokens else request.params.prompt_logprobs
+            if request is not None and top is not None and not request.output_token_ids:
+                stop = min(row.start + row.num_tokens, request.num_prompt - 1)
+                target = torch.tensor(request.prompt_token_ids[row.start + 1 : stop + 1], device=hidden.device)
+                logits = self.model.logits(hidden[first : first + len(target)])
+                found[row.request_id] = PromptLogprobs(token_logprobs(logits, target.long(), top), top, row.start == 0)
+            first += row.num_tokens
+        return found

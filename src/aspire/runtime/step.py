@@ -11,6 +11,7 @@ from torch import Tensor
 from aspire.attention.rows import AttentionRows
 from aspire.runtime.batch import StepInputs, StepShape
 from aspire.runtime.cache import SlotState
+from aspire.sampling.rows import PickRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,11 @@ def settle(inputs: StepInputs, state: SlotState, picks: Tensor, num_accepted: Te
     drafts = inputs.sparse.bool() & ~emits
     column = torch.where(drafts, inputs.num_drafted + 1, 0)
     state.tokens[slot, column] = torch.where(drafts, picks[:, 0], last)
+
+
+def pick_rows(inputs: StepInputs, state: SlotState, position: Tensor) -> PickRows:
+    """Where each pick stands in its round. position: int64 [N], of the token being chosen."""
+    row = inputs.pick_row
+    inside = torch.where(inputs.decode[row] == 1, inputs.token_offset[inputs.pick_token], 0)
+    drafted_before = torch.where(inputs.sparse[row] == 1, inputs.num_drafted[row], 0)
+    return PickRows(inputs.slot[row], position, inside + drafted_before, state.tokens[:, 1:])

@@ -1,0 +1,87 @@
+"""Grammars of the running slots: compiled on arrival, masks for every pick, and the tokens they follow.
+
+Masks need the values of drafts on the host, so requests with a grammar need the plain loop.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from aspire.request import Request, SamplingParams, StructuredOutputs
+from aspire.sampling.grammar import GrammarCompiler, GrammarSlots, SlotGrammar
+from aspire.schedule.plan import RowKind, StepPlan, Verdict
+
+
+class Constraints:
+    """Checks and compiles what requests ask for. The compiler is made at the first request that needs it."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int], *, loop: str) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._loop = loop
+        self._compiler: GrammarCompiler | None = None
+
+    def check(self, params: SamplingParams) -> None:
+        """ValueError for a constraint that cannot be compiled, or that this engine cannot follow."""
+        if params.structured_outputs is None:
+            return
+        if self._loop != "plain":
+            raise ValueError(f"structured_outputs need loop='plain', got loop={self._loop!r}")
+        self._get().compile(params.structured_outputs)
+
+    def matcher(self, spec: StructuredOutputs) -> SlotGrammar:
+        compiler = self._get()
+        return compiler.matcher(compiler.compile(spec))
+
+    def _get(self) -> GrammarCompiler:
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self._tokenizer, self._vocab_size, self._eos_token_ids)
+        return self._compiler
+
+
+class Grammars:
+    """The grammars of the slots."""
+
+    def __init__(self, num_slots: int, vocab_size: int, constraints: Constraints) -> None:
+        self._constraints = constraints
+        self._slots = GrammarSlots(num_slots, vocab_size)
+        self._drafts: list[list[int]] = [[] for _ in range(num_slots + 1)]  # host's copy of each slot's drafts
+
+    def admit(self, slot: int, request: Request) -> None:
+        spec = request.params.structured_outputs
+        self._drafts[slot].clear()
+        if spec is None:
+            self._slots.admit(slot, None)
+            return
+        self._slots.admit(slot, self._constraints.matcher(spec), request.output_token_ids)
+
+    def needed(self, slots: Sequence[int]) -> bool:
+        return self._slots.needed(slots)
+
+    def bitmask(self, plan: StepPlan) -> Tensor | None:
+        """Masks int32 [N, ceil(V / 32)] of a plan's picks, in batch order."""
+        picks: list[tuple[int, Sequence[int]]] = []
+        for row in plan.rows:
+            if not row.samples:
+                continue
+            if row.tokens:
+                picks.append((row.slot, ()))
+            elif row.kind is RowKind.SPARSE:
+                picks.append((row.slot, self._drafts[row.slot][: row.num_drafted]))
+            else:
+                drafts = self._drafts[row.slot][: row.num_drafted]
+                picks += [(row.slot, drafts[:count]) for count in range(row.num_drafted + 1)]
+        return self._slots.bitmask(picks)
+
+    def follow(self, plan: StepPlan, verdicts: list[Verdict], picks: list[list[int]]) -> None:
+        """Commit emitted tokens and remember drafts."""
+        for row, verdict, chosen in zip(plan.rows, verdicts, picks, strict=False):
+            if row.samples and not row.emits:
+                drafts = self._drafts[row.slot]
+                del drafts[row.num_drafted :]
+                drafts.append(chosen[0])
+            elif verdict.tokens:
+                self._slots.commit(row.slot, verdict.tokens)
+                self._drafts[row.slot].clear()
