@@ -26,7 +26,7 @@ class TokenDecoder:
     may change text that was already shown.
     """
 
-    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 - transformers' classes are untyped
+    def __init__(self, tokenizer: Any) -> None:
         self._decode: Any = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
         special = set(getattr(tokenizer, "all_special_ids", ()))
         for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items():

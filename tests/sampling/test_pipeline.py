@@ -42,9 +42,11 @@ def make_request(index: int, params: SamplingParams, prompt: Sequence[int], outp
 MENU = [
     {}, {"presence_penalty": 1.25}, {"frequency_penalty": -0.75}, {"repetition_penalty": 1.5},
     {"repetition_penalty": 0.8, "presence_penalty": -1.0, "frequency_penalty": 0.5},
-    {"logit_bias": {3: 5.0, 20: -100.0, 0: 0.25}}, {"logit_bias": {7: 2.0}}, {"min_tokens": 4, "stop_token_ids": [1, 2, 5]},
+    {"logit_bias": {3: 5.0, 20: -100.0, 0: 0.25}}, {"logit_bias": {7: 2.0}},
+    {"min_tokens": 4, "stop_token_ids": [1, 2, 5]},
     {"bad_words": ["c"]}, {"bad_words": ["ab", "xyz", "q"]}, {"bad_words": ["ba"], "min_tokens": 6},
-    {"bad_words": ["aaa"], "logit_bias": {1: 1.0}, "frequency_penalty": 1.0, "min_tokens": 3, "repetition_penalty": 1.1},
+    {"bad_words": ["aaa"], "logit_bias": {1: 1.0}, "frequency_penalty": 1.0, "min_tokens": 3,
+     "repetition_penalty": 1.1},
 ]
 
 

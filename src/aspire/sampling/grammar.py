@@ -12,10 +12,11 @@ from torch import Tensor
 
 from aspire.request import StructuredOutputs
 from aspire.sampling.mask import num_words
-from aspire.sampling.schema import check_schema
+from aspire.sampling.schema import check_schema, close_strings
 
 MAX_SOURCE = 1 << 18  # characters of a schema, regex or grammar
 MAX_CACHED = 256  # compiled grammars
+MAX_WHITESPACE = 40  # characters between two tokens of JSON: a model cannot go on with blanks for ever
 CACHE_BYTES = 256 << 20
 MAX_COMPILING = 2  # compilations that run on past their time limit; more are refused until one ends
 
@@ -31,13 +32,14 @@ class GrammarCompiler:
         try:
             import xgrammar
         except ImportError as error:
-            raise ValueError("structured_outputs need the package xgrammar: pip install 'aspire-llm[grammar]'") from error
+            raise ValueError("structured_outputs need xgrammar: pip install 'aspire-llm[grammar]'") from error
         self._xgrammar: Any = xgrammar
         self.vocab_size = vocab_size
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size,
                                                        stop_token_ids=list(eos_token_ids))
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=2, cache_limit_bytes=CACHE_BYTES)
         self._timeout = timeout
+        self._text_bits = _text_tokens(tokenizer, vocab_size, eos_token_ids)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, Any] = OrderedDict()
         self._running = threading.Semaphore(MAX_COMPILING)
@@ -62,12 +64,13 @@ class GrammarCompiler:
 
     def matcher(self, compiled: Any) -> "SlotGrammar":
         """A follower of one output."""
-        return SlotGrammar(self._xgrammar.GrammarMatcher(compiled), self.vocab_size)
+        return SlotGrammar(self._xgrammar.GrammarMatcher(compiled), self._text_bits)
 
     def _maker(self, name: str, source: str) -> Callable[[], Any]:
         compiler = self._compiler
         if name in ("json", "json_object"):
-            return lambda: compiler.compile_json_schema(source)
+            return lambda: compiler.compile_grammar(close_strings(str(
+                self._xgrammar.Grammar.from_json_schema(source, max_whitespace_cnt=MAX_WHITESPACE))))
         if name == "regex":
             return lambda: compiler.compile_regex(source)
         return lambda: compiler.compile_grammar(source)
@@ -104,10 +107,11 @@ class SlotGrammar:
     decoding has stopped there.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, text_bits: Tensor) -> None:
         self._matcher = matcher
+        self._text_bits = text_bits
         self._drafts: list[int] = []  # accepted by the matcher, not committed
-        self._bits = torch.empty(1, num_words(vocab_size), dtype=torch.int32)
+        self._bits = torch.empty(1, len(text_bits), dtype=torch.int32)
         self.broken = False  # a committed token was not allowed
 
     @property
@@ -151,6 +155,7 @@ class SlotGrammar:
             self._bits.fill_(-1)
         else:
             self._matcher.fill_next_token_bitmask(self._bits)
+            self._bits &= self._text_bits
 
     def _move_to(self, drafts: Sequence[int]) -> bool:
         """Whether all of them are allowed; stands after the last one that is."""
@@ -208,6 +213,16 @@ class GrammarSlots:
         return () if grammar is None else grammar.forced(drafts, limit)
 
 
+def _text_tokens(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> Tensor:
+    """Bits int32 [W] of the tokens that may occur under a grammar: not the special ones, which would pass for their
+    name's letters and then be left out of the text, except those that end the output."""
+    allowed = np.ones(32 * num_words(vocab_size), dtype=np.uint8)
+    for token, added in tokenizer.added_tokens_decoder.items():
+        if added.special and token not in eos_token_ids and token < vocab_size:
+            allowed[token] = 0
+    return torch.from_numpy(np.packbits(allowed, bitorder="little").view(np.int32).copy())
+
+
 def only_bit(words: Tensor) -> int | None:
     """The token of a mask int32 [W] that allows just one; else None."""
     nonzero = np.flatnonzero(words.numpy())
@@ -235,8 +250,7 @@ def _source(spec: StructuredOutputs) -> tuple[str, str]:
 def _schema_text(schema: str | dict[str, object]) -> str:
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema)
-        value = json.loads(_limited("json", text))
-        check_schema(value)
+        check_schema(json.loads(_limited("json", text)))
     except RecursionError as error:
         raise ValueError("structured_outputs.json is not valid: nested too deeply") from error
     except (ValueError, TypeError) as error:

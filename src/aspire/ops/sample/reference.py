@@ -78,7 +78,8 @@ def filter_threshold(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def masses(logits: Tensor, best: Tensor, inverse: Tensor) -> Tensor:
-    """exp((logit - best) * inverse), inverse = 1 / temperature, in fixed point, int64 [N, V]: integers add up the same in any order."""
+    """exp((logit - best) * inverse) in fixed point, int64 [N, V], inverse = 1 / temperature: integers add up to the
+    same sum in any order."""
     scaled = (logits - best.unsqueeze(1)) * inverse.unsqueeze(1)
     # A row of -inf only gives NaN here; it has no mass.
     return (exp32(scaled.nan_to_num(nan=-torch.inf, neginf=-torch.inf)) * MASS_SCALE).long()
