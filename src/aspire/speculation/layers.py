@@ -62,8 +62,10 @@ def static_list(num_layers: int, dense: tuple[int, ...] = ()) -> LayerPlan:
 
 
 def per_layer_lists(num_layers: int, refresh: tuple[int, ...] = (), dense: tuple[int, ...] = ()) -> LayerPlan:
-    """One list per layer, chosen at verification; refresh layer r renews the lists of the layers above it up to the
-    next refresh layer, in the same step. `dense` layers (windowed ones, say) read what they always read.
+    """Layers below the first refresh layer each keep a list of their own, chosen at verification. Refresh layer r
+    renews one list for all layers above it up to the next refresh layer, in the same step: it does so at every draft,
+    before they read, so a verification need not score there. `dense` layers (windowed ones, say) read what they
+    always read.
 
     Raises ValueError for a layer outside the model or in both tuples.
     """
@@ -72,22 +74,26 @@ def per_layer_lists(num_layers: int, refresh: tuple[int, ...] = (), dense: tuple
     if shared := sorted(set(refresh) & set(dense)):
         raise ValueError(f"refresh layers must not be dense (windowed) layers, got {shared}")
     reads: list[int | None] = []
-    renews: dict[int, list[int]] = {layer: [] for layer in refresh}
+    verify_writes: list[tuple[int, ...]] = []
+    draft_writes: list[tuple[int, ...]] = [()] * num_layers
     below: int | None = None  # the refresh layer whose scores serve this layer
     num_lists = 0
     for layer in range(num_layers):
         if layer in refresh:
             below = layer
-        if layer in refresh or layer in dense:
+        reads_everything = layer in refresh or layer in dense
+        if reads_everything:
             reads.append(None)
-            continue
-        reads.append(num_lists)
-        if below is not None:
-            renews[below].append(num_lists)
-        num_lists += 1
-    verify_writes = tuple(() if index is None else (index,) for index in reads)
-    draft_writes = tuple(tuple(renews.get(layer, ())) for layer in range(num_layers))
-    return LayerPlan(tuple(reads), verify_writes, draft_writes, num_lists)
+        elif below is not None:
+            if not draft_writes[below]:
+                draft_writes[below] = (num_lists,)
+                num_lists += 1
+            reads.append(draft_writes[below][0])
+        else:
+            reads.append(num_lists)
+            num_lists += 1
+        verify_writes.append((num_lists - 1,) if below is None and not reads_everything else ())
+    return LayerPlan(tuple(reads), tuple(verify_writes), tuple(draft_writes), num_lists)
 
 
 def shared_list(num_layers: int, refresh_layer: int, dense: tuple[int, ...] = ()) -> LayerPlan:
