@@ -99,16 +99,15 @@ def run_batch(engine: "Engine", prompts: Sequence[Prompt], params: SamplingParam
 
 
 def stats_table(outputs: Sequence[RequestOutput], *, title: str) -> Table:
-    """Counts per request and in total. "tokens" counts all outputs of a request."""
-    table = Table(title=title)
-    for name in ("request", "prompt", "tokens", "verifications", "drafted", "accepted", "acceptance",
-                 "tokens per verification"):
+    """Counts per request and in total. prompt: its tokens; tokens: of all its outputs; rate: accepted / drafted."""
+    table = Table(title=title, box=None, padding=(0, 2, 0, 0))  # fits 80 columns
+    for name in ("request", "prompt", "tokens", "verifications", "drafted", "accepted", "rate",
+                 "tokens per\nverification"):
         table.add_column(name, justify="left" if name == "request" else "right")
     rows = [_counts(output) for output in outputs]
     for output, row in zip(outputs, rows, strict=True):
         table.add_row(output.request_id, *_cells(row))
-    table.add_section()
-    table.add_row("total", *_cells([sum(column) for column in zip(*rows, strict=True)] or [0] * 5))
+    table.add_row("total", *_cells([sum(column) for column in zip(*rows, strict=True)] or [0] * 5), style="bold")
     return table
 
 

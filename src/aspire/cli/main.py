@@ -27,15 +27,9 @@ COMMANDS = {
     "serve": Command("aspire.cli.serve:serve", "Serve a model over HTTP, as OpenAI's and vLLM's clients expect."),
     "generate": Command("aspire.cli.generate:generate", "Complete prompts."),
     "chat": Command("aspire.cli.chat:chat", "Talk to a model in the terminal."),
-    "calibrate": Command("aspire.cli.calibrate:calibrate", "Choose refresh layers and fit step times for a model."),
     "demo": Command("aspire.cli.demo:demo", "ASPIRE beside autoregressive decoding on a small real model."),
     "trace": Command("aspire.cli.trace:trace", "Pictures and a Perfetto trace of a recorded run."),
-    "bench throughput": Command("aspire.cli.bench_throughput:throughput", "Tokens per second of a batch."),
-    "bench serve": Command("aspire.cli.bench_serve:bench_serve", "Load a running server."),
-    "bench acceptance": Command("aspire.cli.bench_acceptance:acceptance", "Acceptance of policies on real text."),
     "bench kernels": Command("aspire.cli.bench_kernels:kernels", "Each operator against its byte floor."),
-    "bench compare": Command("aspire.cli.bench_compare:compare", "Policies side by side on the same prompts."),
-    "bench simulate": Command("aspire.cli.bench_simulate:simulate", "Policies in a discrete-event simulation."),
 }
 
 
@@ -59,7 +53,15 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's usage errors, under whatever name it imports them
             raise
-        return _refuse(error.format_message())
+        return _refuse(error.format_message() + _given_value(error, arguments))
+
+
+def _given_value(error: Exception, arguments: Sequence[str]) -> str:
+    """The value that a usage error is about, which not every version of typer names."""
+    for name in getattr(getattr(error, "param", None), "opts", ()):
+        if name in arguments[:-1]:
+            return f", got {arguments[arguments.index(name) + 1]!r}"
+    return ""
 
 
 def _refuse(message: str) -> int:
