@@ -12,6 +12,7 @@ import pytest
 from aspire.async_engine import AsyncConfig, AsyncLLM, EngineLike
 from aspire.server.config import ServerConfig
 from aspire.server.run import listen, make_server
+from aspire.server.service import Service
 from aspire.testing.fake_engine import FakeEngine
 
 
@@ -25,6 +26,7 @@ class LiveServer:
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = make_server(self.llm, config)
+        self.service: Service = self.server.config.app.state.service
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self.server.serve(sockets=[self._listener])), daemon=True)
         self._thread.start()

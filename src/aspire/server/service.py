@@ -89,6 +89,10 @@ class Service:
                                  else config.reasoning_format == "think")
         self._jobs: dict[str, Job] = {}
 
+    @property
+    def num_jobs(self) -> int:
+        return len(self._jobs)
+
     def check_model(self, name: str | None) -> str:
         """The model's name to show. Raises ApiError 404 for a name that is not served."""
         if name is None or name == "":
