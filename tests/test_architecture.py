@@ -33,7 +33,7 @@ ARROWS = {
     "ops": {"attention"},  # the values of attention/rows.py only, see below
     "attention": {"ops"},
     "parallel": {"request", "schedule"},
-    "model": {"parallel"},
+    "model": {"parallel", "ops"},
     "text": {"request"},
     "sampling": {"request", "schedule", "ops"},
     "runtime": {"request", "schedule", "speculation", "model", "attention", "ops", "sampling", "parallel"},

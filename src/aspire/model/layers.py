@@ -11,49 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aspire.ops.gate.reference import gate
+from aspire.ops.rms_norm.reference import add_rms_norm, rms_norm
+from aspire.ops.rotate.reference import rotate
+
 Linear = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-    """RMSNorm over the last dimension, accumulated in float32.
-
-    offset 0: rounded to x's dtype before the weight is applied (Llama); else (weight + offset) applied in float32
-    (Gemma), as each family was trained.
-    """
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    if offset:
-        return (normed * (weight.float() + offset)).to(x.dtype)
-    return weight * normed.to(x.dtype)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    """(norm of x + residual, x + residual): one operation so that a kernel can fuse it."""
-    total = x + residual
-    return rms_norm(total, weight, eps, offset), total
-
-
-def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """query [T, H, D] and key [T, K, D] with their first 2 * cos.shape[-1] dimensions rotated; cos, sin [T, dim / 2].
-
-    Dimension i is paired with i + dim / 2 (Hugging Face's order).
-    """
-    cos, sin = cos[:, None], sin[:, None]
-    return _rotate(query, cos, sin), _rotate(key, cos, sin)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    first, second = x[..., :half], x[..., half:2 * half]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, x[..., 2 * half:]), dim=-1)
-
-
-def gate(gate_up: Tensor, activation: str) -> Tensor:
-    """activation(first half) * second half of [T, 2I]."""
-    first, second = gate_up.chunk(2, dim=-1)
-    if activation == "silu":
-        return F.silu(first) * second
-    return F.gelu(first, approximate="tanh" if activation == "gelu_tanh" else "none") * second
 
 
 def choose_experts(router_logits: Tensor, num_active: int, normalize: bool) -> tuple[Tensor, Tensor]:
@@ -106,7 +68,7 @@ def _grouped_masked(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelOps:
-    """The implementations a decoder uses; the defaults are the references of this file.
+    """The implementations a decoder uses; the defaults are torch references, for any device.
 
     linear: (x [T, in], weight [out, in], bias [out] or None) -> [T, out]; a batch-invariant GEMM goes here.
     """
