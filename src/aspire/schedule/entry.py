@@ -20,12 +20,12 @@ class Entry:
         "has_full_row",
         "known",
         "order",
-        "passed_over",
         "pending",
         "refused_at",
         "request",
         "reserved",
         "slot",
+        "turn",
     )
 
     def __init__(self, request: Request, order: tuple[int, int]) -> None:
@@ -33,7 +33,7 @@ class Entry:
         self.order = order  # (priority, arrival): smaller goes first and is preempted last
         self.has_full_row = False
         self.pending = 0
-        self.passed_over = 0  # plans in a row in which the token budget refused what the cadence decided
+        self.turn = 0  # number of the row that last gave it what the cadence decided: the smallest is served first
         self.slot = -1  # the running request's slot
         self.known = 0
         self.reserved = 0  # tokens its blocks were last sized for: known and the lookahead
@@ -73,7 +73,7 @@ class Entry:
         request.counters.num_wasted += request.num_drafted
         request.num_computed = request.num_drafted = 0
         self.has_full_row = False
-        self.passed_over = self.known = self.reserved = self.capacity = 0
+        self.known = self.reserved = self.capacity = 0
         self.draft_margin = None
         self.refused_at = -1
         if not request.output_token_ids:

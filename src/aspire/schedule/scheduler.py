@@ -58,6 +58,7 @@ class Scheduler:
         self._residency = Residency(pool, config.max_num_seqs, config.lookahead, clock)
         self._in_flight: deque[tuple[StepPlan, list[Entry]]] = deque()
         self._arrivals = 0
+        self._turns = 0
         self._step = 0
         self._was_empty = False
         self._prefill_starved = False
@@ -183,6 +184,7 @@ class Scheduler:
             row = Row(request.request_id, entry.slot, RowKind.FULL, start, stop - start, 0, stop == num_known,
                       tuple(entry.tokens(start, stop)), stop == num_known)
             entry.has_full_row = row.samples
+            entry.turn = self._next_turn()
             entry.pending += max_emitted(row)
             request.num_computed = stop
             budget -= stop - start
@@ -190,10 +192,10 @@ class Scheduler:
         return planned
 
     def _plan_decoding(self, entries: list[Entry], budget: int, num_prefill: int) -> list[tuple[Entry, Row]]:
-        """What the cadence wants, as far as the budget goes; who was passed over longest is served first. A
+        """What the cadence wants, as far as the budget goes; whose turn is longest ago comes first. A
         verification that does not fit is dropped whole and drafts on instead if it may."""
         wishes = self._decide(entries, num_prefill)
-        wishes.sort(key=lambda wish: wish[0].passed_over, reverse=True)
+        wishes.sort(key=_by_turn)
         planned: list[tuple[Entry, Row]] = []
         dropped: list[Entry] = []
         for entry, room, decision in wishes:
@@ -202,14 +204,16 @@ class Scheduler:
             cost = 1 if decision is Decision.DRAFT else entry.request.num_drafted + 1
             if cost <= budget:
                 budget -= cost
-                entry.passed_over = 0
+                entry.turn = self._next_turn()
                 planned.append((entry, self._decode_row(entry, decision)))
-            else:
-                entry.passed_over += 1
-                if decision is Decision.VERIFY and room:
-                    dropped.append(entry)
+            elif decision is Decision.VERIFY and room:
+                dropped.append(entry)
         planned += [(entry, self._decode_row(entry, Decision.DRAFT)) for entry in dropped[:budget]]
         return planned
+
+    def _next_turn(self) -> int:
+        self._turns += 1
+        return self._turns
 
     def _decide(self, entries: list[Entry], num_prefill: int) -> list[tuple[Entry, int, Decision]]:
         """The cadence's wish for every decoding request, with its room for drafts."""
@@ -271,3 +275,7 @@ class Scheduler:
         request.num_drafted = 0
         del self._entries[request.request_id]
         self.acceptance.forget(request.request_id)
+
+
+def _by_turn(wish: tuple[Entry, int, Decision]) -> int:
+    return wish[0].turn

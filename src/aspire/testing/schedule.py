@@ -57,6 +57,7 @@ class _Slot:
     num_known: int
     table: list[int] = field(default_factory=list)
     num_drafted: int = 0
+    has_full_row: bool = False
 
 
 class ScriptedDevice:
@@ -109,6 +110,7 @@ class ScriptedDevice:
         self._write(slot, row.start, stop, trusted=True)
         if not row.samples:
             return Verdict(name)
+        slot.has_full_row = True
         slot.num_known += 1
         return Verdict(name, (self._token(name, stop),))
 
@@ -126,6 +128,7 @@ class ScriptedDevice:
     def _draft(self, slot: _Slot, row: Row) -> Verdict:
         name, position = row.request_id, slot.num_known + slot.num_drafted - 1
         assert row.num_tokens == 1, "a sparse row holds one token"
+        assert slot.has_full_row, f"{name!r} drafts before a full row scored"
         self._write(slot, position, position + 1, trusted=False)
         if row.emits:
             slot.num_known += 1
