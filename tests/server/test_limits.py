@@ -130,7 +130,7 @@ def test_request_timeout(serve: Serve, stream: bool) -> None:
                 events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
                 assert events[-1]["error"]["code"] == "timeout"
             else:
-                assert answer.status_code == 504
+                assert answer.status_code == 408
     server.wait_idle()
 
 

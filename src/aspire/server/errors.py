@@ -27,7 +27,7 @@ class ApiError(Exception):
 
 
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, object]:
-    kind = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}.get(
+    kind = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 408: "timeout_error"}.get(
         status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -47,7 +47,7 @@ def as_api_error(error: BaseException) -> ApiError | None:
     if isinstance(error, EngineDeadError):
         return ApiError(500, str(error), code="engine_dead")
     if isinstance(error, TimeoutError):
-        return ApiError(504, str(error) or "the request took too long", code="timeout")
+        return ApiError(408, str(error) or "the request took too long", code="timeout")
     if isinstance(error, ValueError):
         return bad_request(str(error), field_at_fault(str(error)))
     return None
