@@ -5,33 +5,37 @@ from typing import Any
 
 import torch
 
-from aspire.attention.protocol import AttentionBackend
-from aspire.attention.reference import ReferenceAttention
 from aspire.attention.rows import AttentionOptions
 from aspire.config import EngineConfig
 from aspire.engine import Engine, ModelFacts
 from aspire.loop import OverlappedLoop, PlainLoop
 from aspire.model.build import build_model, describe_model
-from aspire.model.resolve import GenerationDefaults, ModelSource, load_generation_defaults, load_tokenizer, resolve_model
+from aspire.model.resolve import (
+    GenerationDefaults,
+    ModelSource,
+    load_generation_defaults,
+    load_tokenizer,
+    resolve_model,
+)
 from aspire.model.spec import ModelSpec
-from aspire.progress import Progress
+from aspire.pricing import Pricing
+from aspire.progress import Progress, no_progress
 from aspire.request import SamplingParams
 from aspire.runtime.attend import LayerSetup
 from aspire.runtime.batch import BatchBuilder, BatchLayout
 from aspire.runtime.cache import KVCache, KVShape, Selection, SlotState
+from aspire.runtime.devices import DeviceKit, choose_device, device_kit, pool_blocks
 from aspire.runtime.grammars import Constraints, Grammars
 from aspire.runtime.judges import Judge, RejectionJudge, SharedNoiseJudge
-from aspire.runtime.operators import Operators, reference_operators
+from aspire.runtime.operators import Operators
 from aspire.runtime.runner import Model, Runner
-from aspire.runtime.sampling import SlotSampling
+from aspire.runtime.sampling import Mode, SlotSampling
 from aspire.sampling.pipeline import LogitsPipeline
 from aspire.schedule.blocks import BlockPool
 from aspire.schedule.scheduler import Scheduler, SchedulerConfig
-from aspire.speculation.cost import CostModel, kv_shape, nominal
+from aspire.speculation.cost import CostModel, OnlineFit, kv_shape, nominal
 from aspire.speculation.policy import Policy, resolve_policy
 from aspire.stats import Observer
-
-CPU_POOL_BYTES = 4 << 30
 
 
 def build_engine(config: EngineConfig, *, observers: Sequence[Observer], progress: Progress) -> Engine:
@@ -39,7 +43,7 @@ def build_engine(config: EngineConfig, *, observers: Sequence[Observer], progres
     where possible."""
     source = resolve_model(config.model.model, revision=config.model.revision, cache_dir=config.model.download_dir,
                            load_format=config.model.load_format, hf_overrides=config.model.hf_overrides)
-    device = _device(config.model.device)
+    device = choose_device(config.model.device)
     spec = describe_model(source)
     config = config.resolve(device=device.type, model_dtype=spec.dtype, model_limit=spec.max_model_len)
     tokenizer = _tokenizer(config, source)
@@ -52,17 +56,22 @@ def build_engine(config: EngineConfig, *, observers: Sequence[Observer], progres
             advance(reached - shown)
             shown = reached
 
-        model, spec = build_model(source, dtype=getattr(torch, config.model.dtype), device=device,
+        kit = device_kit(device, batch_invariant=config.model.batch_invariant)
+        model, spec = build_model(source, dtype=getattr(torch, config.model.dtype), device=device, ops=kit.model_ops,
                                   max_model_len=config.model.max_model_len, progress=report)
-    return assemble(config, spec, model, tokenizer, device=device, observers=observers,
+    return assemble(config, spec, model, tokenizer, device=device, kit=kit, observers=observers, progress=progress,
                     defaults=_default_params(config, load_generation_defaults(source)))
 
 
 def _tokenizer(config: EngineConfig, source: ModelSource) -> Any:
     if config.model.tokenizer is None:
-        return load_tokenizer(source)
+        return None if source.kind == "dummy" and not _has_tokenizer(source) else load_tokenizer(source)
     return load_tokenizer(resolve_model(config.model.tokenizer, revision=config.model.revision,
                                         cache_dir=config.model.download_dir, load_format="dummy"))
+
+
+def _has_tokenizer(source: ModelSource) -> bool:
+    return source.path.is_file() or (source.path / "tokenizer_config.json").is_file()
 
 
 def _default_params(config: EngineConfig, defaults: GenerationDefaults) -> SamplingParams:
@@ -77,12 +86,15 @@ def _default_params(config: EngineConfig, defaults: GenerationDefaults) -> Sampl
 
 
 def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any, *, device: torch.device,
-             observers: Sequence[Observer] = (), defaults: SamplingParams | None = None,
+             kit: DeviceKit | None = None, observers: Sequence[Observer] = (), progress: Progress = no_progress,
+             defaults: SamplingParams | None = None, pool_type: type[BlockPool] = BlockPool,
              policy: Policy | None = None, wrap_judge: Callable[[Judge], Judge] = lambda judge: judge) -> Engine:
     """Wire an engine around a model that is already on its device; `config` is resolved.
 
-    policy: instead of the preset that the config names. wrap_judge: a test's seam around the verdicts.
+    policy: instead of the preset that the config names. wrap_judge, pool_type: seams of tests and benchmarks around
+    verdicts and blocks.
     """
+    kit = kit or device_kit(device, batch_invariant=config.model.batch_invariant)
     if policy is None:
         policy = resolve_policy(config.speculation.policy, spec.num_layers, spec.windows, config.speculation.overrides)
     lookahead = policy.draft_limit + 1
@@ -90,23 +102,25 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
     if loop_type is OverlappedLoop:
         lookahead *= 2
     dtype = getattr(torch, config.model.dtype)
-    shape = _kv_shape(config, spec, dtype, lookahead)
-    setup, state, sampling = _device_state(config, spec, policy, shape, lookahead=lookahead, device=device)
+    shape = _kv_shape(config, spec, dtype, lookahead, device)
+    setup, state, sampling = _device_state(config, spec, policy, shape, kit, lookahead=lookahead, device=device)
     pipeline = LogitsPipeline(config.batch.max_num_seqs, spec.vocab_size, eos_token_ids=spec.eos_token_ids,
                               tokenizer=tokenizer, device=device)
-    constraints = Constraints(tokenizer, spec.vocab_size, spec.eos_token_ids, loop=config.batch.loop)
+    constraints = Constraints(tokenizer, spec.vocab_size, spec.eos_token_ids)
     grammars = Grammars(config.batch.max_num_seqs, spec.vocab_size, constraints)
     runner = Runner(model, setup, state=state, sampling=sampling, pipeline=pipeline, grammars=grammars,
                     judge=wrap_judge(_judge(config, spec, state, sampling, setup.operators)),
                     builder=BatchBuilder(_layout(policy, state), device=device))
-    scheduler = _scheduler(config, spec, policy, shape, lookahead=lookahead,
+    if device.type == "cuda" and config.model.cuda_graphs:
+        _capture(config, policy, runner, lookahead=lookahead, progress=progress)
+    scheduler = _scheduler(config, spec, policy, shape, pool_type, lookahead=lookahead,
                            bytes_per_token=2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize)
     facts = ModelFacts(
         name=config.model.served_model_name or config.model.model, vocab_size=spec.vocab_size,
         max_model_len=_limit(config), eos_token_ids=spec.eos_token_ids, tokenizer=tokenizer,
         default_params=defaults or SamplingParams())
     return Engine(config, facts, scheduler, loop_type(scheduler, runner), checks=(pipeline.check, constraints.check),
-                  observers=observers)
+                  pricing=Pricing(scheduler, OnlineFit(scheduler.cost)) if device.type == "cuda" else None, observers=observers)
 
 
 def _limit(config: EngineConfig) -> int:
@@ -114,37 +128,39 @@ def _limit(config: EngineConfig) -> int:
     return config.model.max_model_len
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device must be available on this machine: torch sees no CUDA device, got 'cuda'")
-    return torch.device(name)
+def _capture(config: EngineConfig, policy: Policy, runner: Runner, *, lookahead: int, progress: Progress) -> None:
+    """CUDA graphs of greedy and sampled decoding, before the first request."""
+    rows = config.batch.max_num_seqs
+    most = min(rows * (policy.draft_limit + 1), config.batch.max_num_batched_tokens, max(512, rows))
+    graphs = runner.use_graphs(max_rows=rows, max_tokens=most, max_kv_len=_limit(config) + lookahead)
+    if config.model.capture_at_start:
+        modes: tuple[Mode, ...] = ("greedy", "plain")
+        with progress("Capturing CUDA graphs", len(graphs.buckets(modes))) as advance:
+            graphs.capture(modes, advance)
 
 
-def _kv_shape(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, lookahead: int) -> KVShape:
-    """The pool: as asked, or as many blocks as all slots can use, up to the memory ceiling."""
+def _kv_shape(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, lookahead: int,
+              device: torch.device) -> KVShape:
+    """The pool: as asked, or as many blocks as all slots can use, up to what memory allows."""
     size = config.cache.block_size
     shape = KVShape(spec.num_layers, 1, size, spec.num_kv_heads, spec.head_dim)
     if config.cache.num_blocks is not None:
         num_blocks = config.cache.num_blocks
     else:
         per_request = -(-(_limit(config) + lookahead) // size)
-        num_blocks = min(config.batch.max_num_seqs * per_request, CPU_POOL_BYTES // shape.bytes_per_block(dtype))
+        num_blocks = pool_blocks(shape, dtype, wanted=config.batch.max_num_seqs * per_request, device=device,
+                                 utilization=config.cache.gpu_memory_utilization)
     return KVShape(spec.num_layers, num_blocks, size, spec.num_kv_heads, spec.head_dim)
 
 
-def _device_state(config: EngineConfig, spec: ModelSpec, policy: Policy, shape: KVShape, *, lookahead: int,
-                  device: torch.device) -> tuple[LayerSetup, SlotState, SlotSampling]:
+def _device_state(config: EngineConfig, spec: ModelSpec, policy: Policy, shape: KVShape, kit: DeviceKit, *,
+                  lookahead: int, device: torch.device) -> tuple[LayerSetup, SlotState, SlotSampling]:
     slots, limit = config.batch.max_num_seqs, _limit(config)
     dtype = getattr(torch, config.model.dtype)
-    backend: AttentionBackend = ReferenceAttention()
     selection = Selection(policy.layers, policy.selection, num_slots=slots, max_model_len=limit, device=device)
     options = tuple(AttentionOptions(spec.attention_scale, window, spec.attention_softcap) for window in spec.windows)
-    setup = LayerSetup(policy.layers, options, KVCache(shape, dtype=dtype, device=device), selection, backend,
-                       reference_operators())
+    setup = LayerSetup(policy.layers, options, KVCache(shape, dtype=dtype, device=device), selection,
+                       kit.backend, kit.operators)
     state = SlotState(num_slots=slots, draft_limit=policy.draft_limit, block_size=shape.block_size,
                       blocks_per_slot=-(-(limit + lookahead) // shape.block_size), device=device)
     return setup, state, SlotSampling(slots, device=device)
@@ -166,13 +182,13 @@ def _judge(config: EngineConfig, spec: ModelSpec, state: SlotState, sampling: Sl
     return SharedNoiseJudge(state, sampling, operators)
 
 
-def _scheduler(config: EngineConfig, spec: ModelSpec, policy: Policy, shape: KVShape, *, lookahead: int,
-               bytes_per_token: int) -> Scheduler:
+def _scheduler(config: EngineConfig, spec: ModelSpec, policy: Policy, shape: KVShape, pool_type: type[BlockPool], *,
+               lookahead: int, bytes_per_token: int) -> Scheduler:
     kv = kv_shape(policy.layers, policy.selection, bytes_per_token, spec.windows)
     cost: CostModel = nominal(kv)
     return Scheduler(
         SchedulerConfig(max_num_seqs=config.batch.max_num_seqs,
                         max_num_batched_tokens=config.batch.max_num_batched_tokens, max_model_len=_limit(config),
                         block_size=shape.block_size, lookahead=lookahead, sparse_emits=policy.sparse_emits),
-        BlockPool(shape.num_blocks, shape.block_size, config.cache.enable_prefix_caching), policy.cadence,
+        pool_type(shape.num_blocks, shape.block_size, config.cache.enable_prefix_caching), policy.cadence,
         acceptance=policy.new_estimator(), cost=cost)

@@ -25,7 +25,11 @@ def _is_count(value: object, least: int = 1) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """model: Hugging Face id, local directory, GGUF file or built-in name. max_model_len: tokens, None: the model's."""
+    """model: Hugging Face id, local directory, GGUF file or built-in name. max_model_len: tokens, None: the model's.
+
+    CUDA only: batch_invariant makes bf16 output token-equal whatever else is in the batch; cuda_graphs serves decoding
+    steps from graphs, captured before the first request unless capture_at_start is off.
+    """
 
     model: str
     tokenizer: str | None = None
@@ -39,6 +43,9 @@ class ModelConfig:
     served_model_name: str | None = None
     generation_config: Literal["auto", "vllm"] = "auto"
     seed: int = 0
+    batch_invariant: bool = False
+    cuda_graphs: bool = True
+    capture_at_start: bool = True
 
     def __post_init__(self) -> None:
         _require(isinstance(self.model, str) and self.model != "", "model", self.model, "a non-empty string")
@@ -123,6 +130,9 @@ class EngineOptions(TypedDict, total=False):
     served_model_name: str | None
     generation_config: Literal["auto", "vllm"]
     seed: int
+    batch_invariant: bool
+    cuda_graphs: bool
+    capture_at_start: bool
     block_size: int
     num_blocks: int | None
     gpu_memory_utilization: float
@@ -174,6 +184,6 @@ class EngineConfig:
             dtype = "float32" if device == "cpu" else ("float16" if model_dtype == "float16" else "bfloat16")
         loop = self.batch.loop
         if loop == "auto":
-            loop = "plain"
+            loop = "plain" if device == "cpu" else "overlapped"
         return replace(self, model=replace(self.model, dtype=dtype, device=device, max_model_len=limit),
                        batch=replace(self.batch, loop=loop))

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from aspire.config import EngineConfig
-from aspire.outputs import RequestGroup
-from aspire.request import Request, RequestOutput, SamplingParams
 from aspire.engine_stats import EngineStats
 from aspire.loop import Done, OverlappedLoop, PlainLoop
+from aspire.outputs import RequestGroup
+from aspire.pricing import Pricing
+from aspire.request import Request, RequestOutput, SamplingParams
 from aspire.schedule.scheduler import Scheduler
 from aspire.stats import Observer, StepStats, row_stats
 from aspire.text import OutputText, TokenDecoder
@@ -40,13 +41,14 @@ class Engine:
 
     def __init__(self, config: EngineConfig, facts: ModelFacts, scheduler: Scheduler,
                  loop: PlainLoop | OverlappedLoop, *, checks: Sequence[Callable[[SamplingParams], None]] = (),
-                 observers: Sequence[Observer] = (), clock: Clock = time.monotonic) -> None:
-        """checks: further tests of a request's params, raising ValueError."""
+                 pricing: Pricing | None = None, observers: Sequence[Observer] = (), clock: Clock = time.monotonic) -> None:
+        """checks: further tests of a request's params, raising ValueError. pricing: learns what steps cost."""
         self.config = config
         self.facts = facts
         self.scheduler = scheduler
         self.loop = loop
         self._checks = tuple(checks)
+        self._pricing = pricing
         self.totals = Totals()
         self.observers = [self.totals, *observers]
         self._clock = clock
@@ -153,6 +155,8 @@ class Engine:
         for group in touched.values():
             if group.is_finished:
                 self._forget(group)
+        if self._pricing is not None:
+            self._pricing.observe(done.plan, now - begun)
         self._observe(done, begun, now)
         self._num_steps += 1
         return list(touched.values())

@@ -26,6 +26,8 @@ class StepRunner(Protocol):
 
     def launch(self, plan: StepPlan, requests: Mapping[str, Request]) -> Pending: ...
 
+    def must_wait(self, plan: StepPlan) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -61,10 +63,14 @@ class OverlappedLoop:
         self._in_flight: Pending | None = None
 
     def advance(self, requests: Mapping[str, Request]) -> Done | None:
-        """None right after the first launch, when nothing can be committed yet."""
+        """None after a first launch, when nothing can be committed yet."""
+        if self._in_flight is not None and self.runner.must_wait(self._in_flight.plan):
+            before, self._in_flight = self._in_flight, None
+            return self._commit(before)
         plan = self.scheduler.plan()
         before, self._in_flight = self._in_flight, self.runner.launch(plan, requests)
-        if before is None:
-            return None
-        verdicts = before.verdicts()
-        return Done(before.plan, verdicts, self.scheduler.commit(before.plan, verdicts))
+        return None if before is None else self._commit(before)
+
+    def _commit(self, step: Pending) -> Done:
+        verdicts = step.verdicts()
+        return Done(step.plan, verdicts, self.scheduler.commit(step.plan, verdicts))

@@ -166,9 +166,24 @@ class Request:
     num_drafted: drafts after the last known token that no verification took up yet.
     """
 
-    __slots__ = ("request_id", "prompt_token_ids", "params", "output_token_ids", "num_computed", "num_drafted",
-                 "slot", "priority", "counters", "stop_checker", "finish_reason", "logprobs",
-                 "prompt_logprobs", "leader", "seed", "max_total")
+    __slots__ = (
+        "counters",
+        "finish_reason",
+        "leader",
+        "logprobs",
+        "max_total",
+        "num_computed",
+        "num_drafted",
+        "output_token_ids",
+        "params",
+        "priority",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "request_id",
+        "seed",
+        "slot",
+        "stop_checker",
+    )
 
     def __init__(self, request_id: str, prompt_token_ids: "Sequence[int]", params: SamplingParams, *,
                  max_total: int, seed: int = 0, priority: int = 0, stop_checker: StopChecker | None = None,

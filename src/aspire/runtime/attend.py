@@ -78,7 +78,8 @@ class StepAttention:
 
     def _probe(self, scoring: ScoringRows, query: Tensor) -> Probe:
         num_rows, num_queries = scoring.token.shape
-        logits = torch.empty(num_rows, num_queries, query.shape[1], self.shape.max_kv_len, dtype=torch.float32,
+        dtype = torch.float32 if query.device.type == "cpu" else torch.bfloat16  # on CUDA these are bytes that cost
+        logits = torch.empty(num_rows, num_queries, query.shape[1], self.shape.max_kv_len, dtype=dtype,
                              device=query.device)
         return Probe(scoring.token, scoring.row, logits)
 

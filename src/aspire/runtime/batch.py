@@ -5,7 +5,8 @@ V scoring full rows, D scoring sparse rows, U block-table entries that change. P
 the scratch slot: padded tokens have row -1, padded rows no tokens, padded picks point at token 0.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from aspire.schedule.plan import Row, RowKind, StepPlan
+
+Lists = dict[str, list[int]]  # by field of StepInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +95,18 @@ class BatchBuilder:
         self.layout = layout
         self.device = device
 
-    def build(self, plan: StepPlan, pad: Callable[[StepShape], StepShape] = lambda shape: shape) -> Batch:
-        """Tensors for a plan; `pad` may round the sizes up to a captured shape."""
-        lists, shape = self._lists(plan)
-        shape = pad(shape)
-        return Batch(self._transfer(lists, shape), shape)
+    def build(self, plan: StepPlan) -> Batch:
+        """Tensors for a plan, of just its sizes."""
+        lists, shape = self.collect(plan)
+        packed = self.pack(lists, shape)
+        if self.device.type == "cuda":
+            packed = packed.pin_memory().to(self.device, non_blocking=True)
+        return Batch(self.unpack(packed, shape), shape)
 
-    def _lists(self, plan: StepPlan) -> "tuple[dict[str, list[int]], StepShape]":
+    def collect(self, plan: StepPlan) -> tuple[Lists, StepShape]:
+        """The plan as lists by field of StepInputs, and its sizes."""
         layout = self.layout
-        lists: dict[str, list[int]] = {f.name: [] for f in fields(StepInputs)}
+        lists: Lists = {f.name: [] for f in fields(StepInputs)}
         lists["query_start"].append(0)
         max_kv = max_query = 0
         for index, row in enumerate(plan.rows):
@@ -124,7 +130,7 @@ class BatchBuilder:
         )
         return lists, shape
 
-    def _add_row(self, lists: dict[str, list[int]], index: int, row: Row) -> None:
+    def _add_row(self, lists: Lists, index: int, row: Row) -> None:
         lists["token_row"] += [index] * row.num_tokens
         lists["token_offset"] += range(row.num_tokens)
         lists["token_given"] += row.tokens or [0] * row.num_tokens
@@ -136,7 +142,7 @@ class BatchBuilder:
         lists["sparse"].append(1 if row.kind is RowKind.SPARSE else 0)
         lists["emits"].append(1 if row.samples and row.emits else 0)
 
-    def _add_picks(self, lists: dict[str, list[int]], index: int, row: Row, first: int) -> None:
+    def _add_picks(self, lists: Lists, index: int, row: Row, first: int) -> None:
         count = 0 if not row.samples else 1 if row.tokens else row.num_tokens
         base = len(lists["pick_token"])
         lists["pick_token"] += range(first + row.num_tokens - count, first + row.num_tokens)
@@ -145,7 +151,7 @@ class BatchBuilder:
         picks = list(range(base, base + count)) if count else [0]
         lists["pick_index"] += picks + [picks[-1]] * (width - len(picks))
 
-    def _add_probes(self, lists: dict[str, list[int]], index: int, row: Row, first: int) -> None:
+    def _add_probes(self, lists: Lists, index: int, row: Row, first: int) -> None:
         if not row.samples:
             return
         if row.kind is RowKind.SPARSE:
@@ -156,31 +162,39 @@ class BatchBuilder:
         lists["verify_token"] += [first + o if o >= 0 else -1 for o in offsets]
         lists["verify_row"].append(index)
 
-    def _transfer(self, lists: dict[str, list[int]], shape: StepShape) -> StepInputs:
+    def pack(self, lists: Lists, shape: StepShape) -> Tensor:
+        """One int64 tensor on the host with all inputs, padded to `shape`."""
+        parts: list[Sequence[int]] = []
+        for name, (size, filler) in self._sizes(shape).items():
+            values, count = lists[name], math.prod(size)
+            if name == "query_start":
+                filler = values[-1]
+            assert len(values) <= count, f"{name}: {len(values)} values do not fit {size}"
+            parts += [values, [filler] * (count - len(values))]
+        return torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]))
+
+    def unpack(self, packed: Tensor, shape: StepShape) -> StepInputs:
+        """Views of a packed tensor."""
+        sizes = [size for size, _ in self._sizes(shape).values()]
+        pieces = torch.split(packed, [math.prod(size) for size in sizes])
+        return StepInputs(*(piece.view(size) for piece, size in zip(pieces, sizes, strict=True)))
+
+    def packed_size(self, shape: StepShape) -> int:
+        return sum(math.prod(size) for size, _ in self._sizes(shape).values())
+
+    def _sizes(self, shape: StepShape) -> dict[str, tuple[tuple[int, ...], int]]:
+        """Shape and filler of every field of StepInputs, in its order."""
         layout = self.layout
         width, queries = layout.draft_limit + 1, max(1, layout.scoring_queries)
-        scratch = layout.scratch_slot
-        sizes: dict[str, tuple[tuple[int, ...], int]] = {  # shape, filler
+        own: dict[str, tuple[tuple[int, ...], int]] = {
             "token_row": ((shape.tokens,), -1), "token_offset": ((shape.tokens,), 0),
-            "token_given": ((shape.tokens,), 0),
-            "query_start": ((shape.rows + 1,), lists["query_start"][-1]), "slot": ((shape.rows,), scratch),
+            "token_given": ((shape.tokens,), 0), "query_start": ((shape.rows + 1,), 0),
+            "slot": ((shape.rows,), layout.scratch_slot),
             "pick_token": ((shape.picks,), 0), "pick_row": ((shape.picks,), -1),
             "pick_index": ((shape.rows, width), 0),
             "verify_token": ((shape.verify_probes, queries), -1), "verify_row": ((shape.verify_probes,), -1),
             "draft_row": ((shape.draft_probes,), -1),
-            "update_index": ((shape.updates,), scratch * layout.blocks_per_slot), "update_block": ((shape.updates,), 0),
+            "update_index": ((shape.updates,), layout.scratch_slot * layout.blocks_per_slot),
+            "update_block": ((shape.updates,), 0),
         }
-        parts: list[Sequence[int]] = []
-        spans: list[tuple[int, tuple[int, ...]]] = []
-        for f in fields(StepInputs):
-            size, filler = sizes.get(f.name, ((shape.rows,), 0))
-            count = int(np.prod(size))
-            values = lists[f.name]
-            assert len(values) <= count, f"{f.name}: {len(values)} values do not fit {size}"
-            parts += [values, [filler] * (count - len(values))]
-            spans.append((count, size))
-        packed = torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]))
-        if self.device.type == "cuda":
-            packed = packed.pin_memory().to(self.device, non_blocking=True)
-        pieces = torch.split(packed, [count for count, _ in spans])
-        return StepInputs(*(piece.view(size) for piece, (_, size) in zip(pieces, spans, strict=True)))
+        return {f.name: own.get(f.name, ((shape.rows,), 0)) for f in fields(StepInputs)}

@@ -1,6 +1,6 @@
 """Grammars of the running slots: compiled on arrival, masks for every pick, and the tokens they follow.
 
-Masks need the values of drafts on the host, so requests with a grammar need the plain loop.
+Masks need the values of drafts on the host, so the overlapped loop waits while a request with a grammar runs.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,16 @@ from aspire.schedule.plan import RowKind, StepPlan, Verdict
 class Constraints:
     """Checks and compiles what requests ask for. The compiler is made at the first request that needs it."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int], *, loop: str) -> None:
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
-        self._loop = loop
         self._compiler: GrammarCompiler | None = None
 
     def check(self, params: SamplingParams) -> None:
-        """ValueError for a constraint that cannot be compiled, or that this engine cannot follow."""
-        if params.structured_outputs is None:
-            return
-        if self._loop != "plain":
-            raise ValueError(f"structured_outputs need loop='plain', got loop={self._loop!r}")
-        self._get().compile(params.structured_outputs)
+        """ValueError for a constraint that cannot be compiled."""
+        if params.structured_outputs is not None:
+            self._get().compile(params.structured_outputs)
 
     def matcher(self, spec: StructuredOutputs) -> SlotGrammar:
         compiler = self._get()
@@ -59,6 +55,9 @@ class Grammars:
 
     def needed(self, slots: Sequence[int]) -> bool:
         return self._slots.needed(slots)
+
+    def needed_by(self, plan: StepPlan) -> bool:
+        return self._slots.needed([row.slot for row in plan.rows])
 
     def bitmask(self, plan: StepPlan) -> Tensor | None:
         """Masks int32 [N, ceil(V / 32)] of a plan's picks, in batch order."""

@@ -26,3 +26,12 @@ def reference_operators() -> Operators:
     """Plain torch, any device."""
     return Operators(key_scores_reference.key_scores, select_topk_reference.select_topk, sample_reference.sample,
                      judge_reference.judge)
+
+
+def triton_operators() -> Operators:
+    """Kernels; sampling and verdicts stay torch where no kernel exists yet."""
+    from aspire.ops.key_scores import triton as key_scores_triton
+    from aspire.ops.select_topk import triton as select_topk_triton
+
+    return Operators(key_scores_triton.key_scores, select_topk_triton.select_topk, sample_reference.sample,
+                     judge_reference.judge)

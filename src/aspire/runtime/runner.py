@@ -15,6 +15,7 @@ from aspire.runtime.attend import LayerSetup, StepAttention
 from aspire.runtime.batch import Batch, BatchBuilder
 from aspire.runtime.cache import SlotState
 from aspire.runtime.grammars import Grammars
+from aspire.runtime.graphs import StepGraphs
 from aspire.runtime.judges import Judge, Outcome
 from aspire.runtime.sampling import Mode, SlotSampling
 from aspire.runtime.step import Located, locate, pick_rows, settle
@@ -63,6 +64,19 @@ class Runner:
         self.grammars = grammars
         self.judge = judge
         self.builder = builder
+        self.graphs: StepGraphs | None = None
+
+    def plain_step(self, batch: Batch, mode: Mode) -> Outcome:
+        """What a graph holds: a step in which the sampler alone chooses."""
+        hidden, located = self.forward(batch)
+        outcome, _ = self.choose(batch, hidden, located, Wants((), mode, adjusts=False, bitmask=None))
+        return outcome
+
+    def use_graphs(self, *, max_rows: int, max_tokens: int, max_kv_len: int) -> StepGraphs:
+        """Serve decoding steps from CUDA graphs from now on; nothing is captured yet."""
+        self.graphs = StepGraphs(self.plain_step, self.builder, max_rows=max_rows, max_tokens=max_tokens,
+                                 max_kv_len=max_kv_len)
+        return self.graphs
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, requests: Mapping[str, Request]) -> PendingStep:
@@ -71,12 +85,20 @@ class Runner:
         if not plan.rows:
             return PendingStep(plan, None)
         wants = self._wants(plan, requests)
+        if self.graphs is not None and wants.is_plain:
+            replayed = self.graphs.run(plan, wants.mode)
+            if replayed is not None:
+                return PendingStep(plan, to_host(replayed))
         batch = self.builder.build(plan)
         hidden, located = self.forward(batch)
         outcome, logprobs = self.choose(batch, hidden, located, wants)
         return PendingStep(
             plan, to_host(outcome), logprobs, self._prompt_logprobs(plan, requests, hidden),
-            self.grammars.follow if self.grammars.needed([row.slot for row in plan.rows]) else None)
+            self.grammars.follow if self.grammars.needed_by(plan) else None)
+
+    def must_wait(self, plan: StepPlan) -> bool:
+        """Whether the step after this one cannot be launched before this one's verdicts are read."""
+        return self.grammars.needed_by(plan)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Located]:
         """Block tables, tails, the layers: hidden states [T, hidden] of the batch."""

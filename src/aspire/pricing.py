@@ -1,0 +1,21 @@
+"""Pricing: keeps the scheduler's cost model in step with what steps really take."""
+
+from aspire.schedule.plan import StepPlan
+from aspire.schedule.scheduler import Scheduler
+from aspire.speculation.cost import OnlineFit
+
+
+class Pricing:
+    """Feeds measured decoding steps to an online fit and hands each renewed model to the scheduler."""
+
+    def __init__(self, scheduler: Scheduler, fit: OnlineFit) -> None:
+        self._scheduler = scheduler
+        self._fit = fit
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """A step took that long. Steps with prefill, admissions or nothing to do say little of decoding."""
+        if not plan.rows or plan.admissions or any(row.tokens for row in plan.rows):
+            return
+        model = self._fit.add(plan.num_tokens, self._scheduler.cost.kv.plan_bytes(plan), seconds)
+        if model is not None:
+            self._scheduler.cost = model
