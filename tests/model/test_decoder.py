@@ -1,5 +1,6 @@
 """The decoder against transformers: every family, every rope scaling, whole and in chunks, float32."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, Gemma3ForCausalLM
 
 from aspire.model.build import build_model
 from aspire.model.decoder import Decoder
-from aspire.model.layers import ModelOps, mix_experts
+from aspire.model.layers import ModelOps, grouped_gemm, grouped_loop, grouped_masked, mix_experts
 from aspire.model.resolve import resolve_model
 from aspire.testing.dense import DenseAttention, run_in_chunks
 from aspire.testing.models import family_configs, tiny_model
@@ -111,7 +112,7 @@ def test_rows_of_several_sequences_share_a_forward(tmp_path: Path) -> None:
     attends = DenseAttention(decoder), DenseAttention(decoder)
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        parts = zip(attends, query.split((30, 11)), key.split((30, 11)), value.split((30, 11)), strict=True)
+        parts = zip(attends, *(torch.split(t, [30, 11]) for t in (query, key, value)), strict=True)
         return torch.cat([own(layer, q, k, v) for own, q, k, v in parts])
 
     with torch.inference_mode():
@@ -134,6 +135,16 @@ def test_the_gemm_is_swappable(tmp_path: Path) -> None:
     run_in_chunks(decoder, random_tokens(5), [5])
     assert len(shapes) == 4 * spec.num_layers + 1
     assert shapes[-1] == (spec.vocab_size, spec.hidden_size)
+
+
+@pytest.mark.parametrize("grouped", [grouped_gemm, grouped_loop, grouped_masked], ids=lambda f: f.__name__)
+def test_grouped_products(grouped: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    """Groups of 5, 0, 15 and 4 rows. Planted fault: a row on a boundary given to the group before it."""
+    generator = torch.Generator().manual_seed(0)
+    rows, weight = torch.randn(24, 32, generator=generator), torch.randn(4, 48, 32, generator=generator)
+    expected = torch.cat((rows[:5] @ weight[0].T, rows[5:20] @ weight[2].T, rows[20:] @ weight[3].T))
+    actual = grouped(rows, weight, torch.tensor([5, 5, 20, 24], dtype=torch.int32))
+    assert torch.allclose(actual, expected, atol=1e-5)
 
 
 def test_experts_equal_a_slow_loop() -> None:

@@ -43,11 +43,22 @@ def mix_experts(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, do
 
 
 def _grouped(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """rows [R, in] times weight[e].T for the rows in (ends[e - 1], ends[e]]; weight [E, out, in]."""
-    if rows.is_cuda and rows.dtype == torch.bfloat16:
-        return torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)
-    if rows.is_cuda:
-        return _grouped_masked(rows, weight, ends)
+    """rows [R, in] times weight[e].T for the rows [ends[e - 1], ends[e]); weight [E, out, in]."""
+    if not rows.is_cuda:
+        return grouped_loop(rows, weight, ends)
+    aligned = weight.shape[1] % 8 == 0 and weight.shape[2] % 8 == 0  # 16 bytes, which the grouped GEMM asks for
+    if rows.dtype == torch.bfloat16 and aligned:
+        return grouped_gemm(rows, weight, ends)
+    return grouped_masked(rows, weight, ends)
+
+
+def grouped_gemm(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """One kernel that reads the group ends on the device."""
+    return torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+
+
+def grouped_loop(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """One GEMM per expert that has rows; reads the group ends on the host, so for the CPU."""
     out = rows.new_empty(rows.shape[0], weight.shape[1])
     start = 0
     for expert, end in enumerate(ends.tolist()):
@@ -57,7 +68,7 @@ def _grouped(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-def _grouped_masked(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def grouped_masked(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """The same for dtypes without a grouped GEMM: every expert multiplies all rows. Slow, exact, no host sync."""
     owner = torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device, dtype=ends.dtype), right=True)
     out = rows.new_zeros(rows.shape[0], weight.shape[1])
