@@ -18,6 +18,7 @@ def metrics_of(counters: Sequence[RequestCounters]) -> RequestMetrics:
         total.num_cached_tokens += one.num_cached_tokens
     arrival = min(one.arrival_time for one in counters)
     first = [one.first_token_time for one in counters if one.first_token_time is not None]
+    scheduled = [one.first_scheduled_time for one in counters if one.first_scheduled_time is not None]
     ends = [one.finished_time for one in counters if one.finished_time is not None]
     return RequestMetrics(
         num_drafted=total.num_drafted, num_accepted=total.num_accepted, num_verifications=total.num_verifications,
@@ -25,6 +26,7 @@ def metrics_of(counters: Sequence[RequestCounters]) -> RequestMetrics:
         acceptance_rate=total.acceptance_rate, tokens_per_verification=total.tokens_per_verification,
         time_to_first_token=min(first) - arrival if first else None,
         latency=max(ends) - arrival if len(ends) == len(counters) else None,
+        queue_time=min(scheduled) - arrival if scheduled else None,
     )
 
 

@@ -233,6 +233,7 @@ class RequestMetrics:
     tokens_per_verification: float | None
     time_to_first_token: float | None  # seconds from arrival
     latency: float | None  # seconds from arrival to the end
+    queue_time: float | None = None  # seconds from arrival to the first step that held it
 
 
 @dataclass(frozen=True, slots=True)

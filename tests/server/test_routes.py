@@ -122,6 +122,7 @@ def test_metrics(serve: Serve) -> None:
     assert values["vllm:generation_tokens_total"] == 30 + 3
     assert values["vllm:time_to_first_token_seconds_count"] == 2
     assert values["vllm:e2e_request_latency_seconds_count"] == 2
+    assert values["vllm:request_queue_time_seconds_count"] == 2
     assert values["vllm:request_success_total[('finished_reason', 'stop')]"] == 1
     assert values["vllm:request_success_total[('finished_reason', 'length')]"] == 1
     assert values["vllm:spec_decode_num_drafts_total"] == 8 + 1

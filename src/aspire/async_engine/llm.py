@@ -339,6 +339,8 @@ class AsyncLLM:
         latency = self.latency
         num_tokens = sum(len(part.token_ids) for part in output.outputs)
         latency.end_to_end.record(now - stream.start_time)
+        if output.metrics is not None and output.metrics.queue_time is not None:
+            latency.queue.record(output.metrics.queue_time)
         latency.prompt_length.record(len(output.prompt_token_ids))
         latency.output_length.record(num_tokens)
         per_output = num_tokens / max(1, len(output.outputs))

@@ -11,14 +11,17 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
 
 from aspire.async_engine import AsyncConfig, AsyncLLM, EngineLike
 from aspire.config import EngineOptions
+from aspire.request import SamplingParams
 from aspire.server.app import create_app
 from aspire.server.config import ServerConfig
+from aspire.server.sampling import OPTIONAL_FIELDS
 
 # With the interpreter's 5 ms between thread switches, the stepping thread would hold up every stream by as much.
 SWITCH_INTERVAL = 0.0005
@@ -67,9 +70,17 @@ def serve(model: str, options: EngineOptions, config: ServerConfig, *, async_con
     listener = listen(config)  # before the model loads: a port in use is told at once
     try:
         engine = LLM(model, show_progress=True, **options).engine
+        if not config.default_sampling:
+            config = replace(config, default_sampling=model_defaults(engine.default_params))
         run(engine, config, async_config=async_config, listener=listener)
     finally:
         listener.close()
+
+
+def model_defaults(params: SamplingParams) -> dict[str, object]:
+    """Where the model's own generation defaults differ from neutral ones; requests that say nothing get these."""
+    neutral = SamplingParams()
+    return {name: getattr(params, name) for name in OPTIONAL_FIELDS if getattr(params, name) != getattr(neutral, name)}
 
 
 def run(engine: EngineLike, config: ServerConfig, *, async_config: AsyncConfig | None = None,

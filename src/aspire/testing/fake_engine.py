@@ -213,7 +213,8 @@ class FakeEngine:
         drafted = sequence.num_verifications * (self.tokens_per_step - 1)
         accepted = max(0, len(ids) - sequence.num_verifications)
         metrics = RequestMetrics(drafted, accepted, sequence.num_verifications, 0, 0, 0.9, 3.0,
-                                 (live.first_token or 0.0) - live.arrival, None)
+                                 (live.first_token or 0.0) - live.arrival, None,
+                                 (live.first_token or 0.0) - live.arrival)
         return CompletionOutput(sequence.index, text, ids, None, logprobs, sequence.finish_reason,
                                 sequence.stop_reason, metrics)
 
