@@ -28,7 +28,7 @@ def test_every_preset_fits_every_depth(name: str, num_layers: int) -> None:
 def test_default_preset() -> None:
     policy = resolve_policy("aspire", 30)
     assert policy.layers.full_layers == (6, 12, 18, 24)
-    assert policy.layers.num_lists == 26
+    assert policy.layers.num_lists == 6 + 4
     assert policy.selection.budget == 512
     assert isinstance(policy.cadence, Direct)
     assert policy.draft_limit == 16

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from aspire.request import Request, SamplingParams
@@ -29,8 +29,8 @@ class SimulatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """prefill: "free" hands every prompt over in a first step that takes no time; "chunked" computes prompts in the
-    mixed forward under `max_num_batched_tokens`. horizon: stop after that many timed seconds (None: to the end).
+    """prefill: "free" takes no time, so that decoding alone is studied; "chunked" computes prompts in the mixed forward
+    under `max_num_batched_tokens`. horizon: stop after that many timed seconds (None: to the end).
     loop: "overlapped" plans step t + 1 before the commit of step t."""
 
     name: str
@@ -167,15 +167,16 @@ class Simulation:
 
     def _count(self, plan: StepPlan) -> None:
         totals = self.totals
-        prompts = sum(row.num_tokens for row in plan.rows if row.tokens)
-        if prompts and self.scenario.prefill == "free":
+        if self.scenario.prefill == "free":
+            plan = replace(plan, rows=tuple(row for row in plan.rows if not row.tokens))
+        if not plan.rows:
             return
-        kv_bytes = self.cost.kv.plan_bytes(plan)
-        totals.seconds += self.cost.step_seconds(plan.num_tokens, kv_bytes)
+        num_tokens, kv_bytes = plan.num_tokens, self.cost.kv.plan_bytes(plan)
+        totals.seconds += self.cost.step_seconds(num_tokens, kv_bytes)
         totals.steps += 1
-        totals.row_tokens += plan.num_tokens
+        totals.row_tokens += num_tokens
         totals.kv_bytes += kv_bytes
-        totals.steps_past_knee += plan.num_tokens > self.cost.knee
+        totals.steps_past_knee += num_tokens > self.cost.knee
 
     def _commit(self, plan: StepPlan) -> None:
         verdicts = [self._judge(row) for row in plan.rows]

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from aspire.simulate.curves import Curve, Rates, constant, random_regimes
@@ -37,7 +38,7 @@ class Contender:
 
 def contenders() -> tuple[Contender, ...]:
     survival, published = lambda: SurvivalEstimator(limit=LIMIT), PublishedEstimator
-    fixed = tuple(Contender(f"fixed-{k}", lambda k=k: Staggered(k), survival) for k in FIXED_LENGTHS)
+    fixed = tuple(Contender(f"fixed-{k}", partial(Staggered, k), survival) for k in FIXED_LENGTHS)
     return (
         Contender("autoregressive", Always, survival), *fixed,
         Contender("lockstep-4", lambda: Lockstep(4), survival),
@@ -46,8 +47,11 @@ def contenders() -> tuple[Contender, ...]:
         Contender("published-rule", Adaptive, survival),
         Contender("published-estimator", lambda: Direct(LIMIT), published),
         Contender("direct", lambda: Direct(LIMIT), survival),
+        Contender("direct-batch-rate", lambda: Direct(LIMIT, own_weight=0.0), survival),
+        Contender("direct-own-rate", lambda: Direct(LIMIT, own_weight=1.0), survival),
         Contender("joint", lambda: JointGreedy(LIMIT), survival),
-        Contender("clairvoyant", lambda: Direct(LIMIT), None),
+        Contender("clairvoyant-batch-rate", lambda: Direct(LIMIT, own_weight=0.0), None),
+        Contender("clairvoyant-own-rate", lambda: Direct(LIMIT, own_weight=1.0), None),
         Contender("clairvoyant-joint", lambda: JointGreedy(LIMIT), None),
     )
 
@@ -73,6 +77,10 @@ def scenarios(seed: int = 0, batch: int = 64, horizon: float = 20.0) -> tuple[Sc
         return tuple(SimulatedRequest(round(4000 * 16 ** rng.random()), round(200 * 20 ** rng.random()),
                                       changing(rng)) for _ in range(batch))
 
+    def queue(rng: random.Random) -> tuple[SimulatedRequest, ...]:
+        return tuple(SimulatedRequest(round(4000 * 16 ** rng.random()), round(200 * 5 ** rng.random()), changing(rng))
+                     for _ in range(3 * batch))
+
     def arriving(rng: random.Random) -> tuple[SimulatedRequest, ...]:
         return tuple(SimulatedRequest(round(2000 * 8 ** rng.random()), round(200 * 4 ** rng.random()), uniform(rng),
                                       arrival=0.25 * i) for i in range(2 * batch))
@@ -89,6 +97,7 @@ def scenarios(seed: int = 0, batch: int = 64, horizon: float = 20.0) -> tuple[Sc
         Scenario("4k-64k, regimes, overlapped", even((4_000, 64_000), changing), batch, horizon=horizon,
                  loop="overlapped"),
         Scenario("regimes, draining", drained(random.Random(seed + 1)), batch),
+        Scenario("queue of 3 batches", queue(random.Random(seed + 3)), batch),
         Scenario("arrivals, chunked prefill", arriving(random.Random(seed + 2)), batch, prefill="chunked"),
     )
 

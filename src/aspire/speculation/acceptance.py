@@ -52,16 +52,17 @@ class _Counts:
     Rather than shrinking old counts, new ones weigh more: `unit` is the weight of the newest.
     """
 
-    __slots__ = ("_growth", "passed", "reached", "unit")
+    __slots__ = ("_memory", "passed", "reached", "unit")
 
-    def __init__(self, limit: int, discount: float) -> None:
+    def __init__(self, limit: int, memory: float) -> None:
+        """memory: tokens after which a count weighs 1/e of a new one."""
         self.reached = [0.0] * limit
         self.passed = [0.0] * limit
         self.unit = 1.0
-        self._growth = 1.0 / discount
+        self._memory = memory
 
     def add(self, num_reached: int, num_passed: int) -> None:
-        self.unit *= self._growth
+        self.unit *= math.exp((num_passed + 1) / self._memory)
         if self.unit > 1e9:
             self.reached = [count / self.unit for count in self.reached]
             self.passed = [count / self.unit for count in self.passed]
@@ -95,20 +96,20 @@ class SurvivalEstimator:
 
     REFRESH_SHARED = 16  # verdicts between renewals of the shared chances
 
-    def __init__(self, *, limit: int = 16, initial_rate: float = 0.9, discount: float = 0.95,
-                 pool_strength: float = 6.0, position_strength: float = 24.0, shared_discount: float = 0.999) -> None:
-        """limit: the deepest position counted. discount: weight of a request's old verdicts, per verdict of its own;
-        shared_discount: per verdict of anyone. *_strength: how many reached drafts the prior of a level is worth."""
+    def __init__(self, *, limit: int = 16, initial_rate: float = 0.9, memory: float = 80.0,
+                 pool_strength: float = 12.0, position_strength: float = 100.0, shared_memory: float = 6000.0) -> None:
+        """limit: the deepest position counted. memory: tokens of its own after which a request's verdict weighs 1/e;
+        shared_memory: tokens of all. *_strength: how many reached drafts the prior of a level is worth."""
         if not 0.0 < initial_rate < 1.0:
             raise ValueError(f"initial_rate must be in (0, 1), got {initial_rate!r}")
         if limit < 1:
             raise ValueError(f"limit must be >= 1, got {limit!r}")
         self.limit = limit
-        self._discount = discount
+        self._memory = memory
         self._pool_strength = pool_strength
         self._position_strength = position_strength
         self._records: dict[str, _Record] = {}
-        self._shared = _Counts(limit, shared_discount)
+        self._shared = _Counts(limit, shared_memory)
         self._shared_age = 0
         self._shared_rates = [initial_rate] * limit
         self._initial_rate = initial_rate
@@ -169,7 +170,7 @@ class SurvivalEstimator:
     def _record(self, request_id: str) -> _Record:
         record = self._records.get(request_id)
         if record is None:
-            record = self._records[request_id] = _Record(_Counts(self.limit, self._discount))
+            record = self._records[request_id] = _Record(_Counts(self.limit, self._memory))
         return record
 
     def _renew_shared(self) -> None:

@@ -59,6 +59,8 @@ class SelectionConfig:
     def num_units(self, context: int) -> int:
         """Units to select for a context of that many tokens; 0 when the whole context is read anyway."""
         tail_start = self.tail_start(context)
+        if tail_start == 0:
+            return 0
         wanted = (self.allowance(context) - self.sinks - self.window) // self.unit
         return max(0, min(wanted, (tail_start - self.sinks) // self.unit))
 
@@ -79,8 +81,9 @@ class SelectionConfig:
         return self.sinks + self.num_units(context) * self.unit + kv_len - tail_start
 
     def capacity(self, max_model_len: int) -> int:
-        """The most units one list ever holds; at least 1, so that no tensor is empty."""
-        return max(1, self.num_units(max_model_len))
+        """As many units as one list ever holds, or a little more; at least 1, so that no tensor is empty."""
+        wanted = (self.allowance(max_model_len) - self.sinks - self.window) // self.unit
+        return max(1, min(wanted, max_model_len // self.unit))
 
     def at_unit(self, unit: int) -> "SelectionConfig":
         """The same selection in other units, token counts rounded up to them."""
