@@ -4,6 +4,7 @@ import json
 import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -148,3 +149,21 @@ def test_metrics_as_the_vllm_benchmark_reads_them(serve: Serve) -> None:
                    if "num_accepted_tokens" in line and "per_pos" not in line)
     assert (drafts, accepted) == (3, 6)
     assert not any("_created" in line for line in lines)
+
+
+def test_grafana_panels_ask_for_metrics_that_exist(serve: Serve) -> None:
+    """Planted fault: a renamed counter."""
+    import aspire.server
+
+    server = serve(FakeEngine())
+    with server.client() as client:
+        client.post("/v1/completions", json={"prompt": "abcdef"})
+        server.wait_idle()
+        exposed = client.get("/metrics").text
+    dashboard = json.loads((Path(aspire.server.__file__).parent / "grafana.json").read_text())
+    asked = {name for panel in dashboard["panels"] for target in panel["targets"]
+             for name in re.findall(r"(?:vllm|aspire):[a-z_]+", target["expr"])}
+    assert len(asked) > 20
+    # A fake engine predicts no step times.
+    missing = {name for name in asked if f"\n{name}{{" not in exposed} - {"aspire:predicted_step_seconds"}
+    assert not missing
