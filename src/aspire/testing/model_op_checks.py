@@ -11,6 +11,9 @@ from torch import Tensor
 
 from aspire.ops.gate import reference as gate_reference
 from aspire.ops.gate import triton as gate_triton
+from aspire.ops.linear import reference as linear_reference
+from aspire.ops.linear import triton as linear_triton
+from aspire.ops.linear.configs import LinearConfig, Tile
 from aspire.ops.rms_norm import reference as norm_reference
 from aspire.ops.rms_norm import triton as norm_triton
 from aspire.ops.rotate import reference as rotate_reference
@@ -103,3 +106,35 @@ def check_gate(tokens: int, size: int, activation: str, dtype: torch.dtype, devi
         out = gate_triton.gate(x, activation)
     check_close(out, gate_reference.gate(x, activation), dtype)
     check_rows_alone(lambda y: gate_triton.gate(y, activation), x)
+
+
+def check_linear(rows: int, outputs: int, inputs: int, bias: bool, dtype: torch.dtype, device: str) -> None:
+    """linear against the product in float64, and its rows' bits at several batch sizes."""
+    weight = random_tensor(outputs, inputs, seed=7, dtype=dtype, device=device)
+    x = random_tensor(rows, inputs, seed=8, dtype=dtype, device=device)
+    b = random_tensor(outputs, seed=9, dtype=dtype, device=device) * 3 if bias else None
+    linear = linear_triton.Linear(torch.device(device))
+    with poisoned_memory():
+        out = linear(x, weight, b)
+    check_close(out, exact_product(x, weight, b), dtype)
+    check_rows_alone(lambda y: linear(y, weight, b), x)
+
+
+def check_linear_tile(rows: int, outputs: int, inputs: int, *, config: LinearConfig, tile: Tile, dtype: torch.dtype,
+                      device: str) -> Tensor:
+    """One tile shape against the product in float64, twice in a row (counters come back to zero); its output."""
+    weight = random_tensor(outputs, inputs, seed=10, dtype=dtype, device=device)
+    x = random_tensor(rows, inputs, seed=11, dtype=dtype, device=device)
+    bias = random_tensor(outputs, seed=12, dtype=dtype, device=device) * 3
+    arrivals = torch.zeros(linear_triton.MAX_SPLIT_TILES, dtype=torch.int32, device=device)
+    with poisoned_memory():
+        out = linear_triton.launch(x, weight, bias, arrivals, config, tile)
+        again = linear_triton.launch(x, weight, bias, arrivals, config, tile)
+    check_close(out, exact_product(x, weight, bias), dtype)
+    assert torch.equal(out, again), "a second call differs"
+    assert not arrivals.any(), "counters are left behind"
+    return out
+
+
+def exact_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return linear_reference.linear(x.double(), weight.double(), None if bias is None else bias.double())

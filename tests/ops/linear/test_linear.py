@@ -1,0 +1,81 @@
+"""linear: kernel against a float64 product; a row's bits for any number of rows and any tile shape."""
+
+import pytest
+import torch
+
+from aspire.ops.linear.configs import GRAIN, Tile, choose_config, split_inputs
+from aspire.ops.linear.reference import linear
+
+SHAPES = ((5, 33, 70, True), (3, 20, 600, False), (34, 32, 1024, True), (1, 17, 576, True))  # rows, N, K, bias
+GPU_SHAPES = (*SHAPES, (150, 640, 4096, True), (400, 960, 576, True), (3, 70, 1100, False))
+MODELS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (960, 576), (576, 576),
+          (3072, 576), (576, 1536), (49152, 576))  # (N, K) of Llama-3.1-8B and SmolLM2-135M
+
+
+def test_reference_is_the_product() -> None:
+    """Planted fault: the bias left out."""
+    x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    expected = (x[:, None] * weight).sum(-1) + bias
+    torch.testing.assert_close(linear(x, weight, bias), expected)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [*MODELS, (1, 1), (7, 130), (100, 100_000)])
+def test_chunks_cover_the_inputs_once(outputs: int, inputs: int) -> None:
+    """Planted fault: the number of splits not recomputed from the rounded chunk."""
+    splits, chunk = split_inputs(outputs, inputs)
+    assert chunk % GRAIN == 0
+    assert (splits - 1) * chunk < inputs <= splits * chunk
+    config = choose_config(outputs, inputs)
+    assert (config.splits - 1) * config.chunk < inputs <= config.splits * config.chunk
+    assert config.chunk % GRAIN == 0
+    assert all(GRAIN % tile.depth == 0 for _, tile in config.tiles)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize(("rows", "outputs", "inputs", "bias"), SHAPES)
+def test_kernel_interpreted(rows: int, outputs: int, inputs: int, bias: bool) -> None:
+    """Planted faults: the last chunk not cut at K; counters not reset; the bias added by every chunk."""
+    from aspire.testing.model_op_checks import check_linear
+
+    check_linear(rows, outputs, inputs, bias, torch.float32, "cpu")
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("loads", ["pointers", "descriptors"])
+@pytest.mark.parametrize("spread", [True, False], ids=["spread", "serial"])
+@pytest.mark.parametrize("inputs", [768, 960], ids=["even", "short-last-chunk"])
+def test_tiles_interpreted(inputs: int, spread: bool, loads: str) -> None:
+    """Every path of the kernel. Planted fault: token tiles of a short last group mapped to the group before."""
+    from aspire.ops.linear.configs import LinearConfig
+    from aspire.testing.model_op_checks import check_linear_tile
+
+    chunk = 384
+    tile = Tile(32, 16, 64, 4, 2, spread=spread, loads="descriptors" if loads == "descriptors" else "pointers", group=2)
+    config = LinearConfig(-(-inputs // chunk), chunk, ((1 << 30, tile),))
+    check_linear_tile(40, 48, inputs, config=config, tile=tile, dtype=torch.float32, device="cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("rows", "outputs", "inputs", "bias"), GPU_SHAPES)
+def test_kernel_on_gpu(rows: int, outputs: int, inputs: int, bias: bool, dtype: torch.dtype) -> None:
+    """The compiled kernel, in every dtype. Planted fault: splits that follow M."""
+    from aspire.testing.model_op_checks import check_linear
+
+    check_linear(rows, outputs, inputs, bias, dtype, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("outputs", "inputs"), [m for m in MODELS if m[0] < 50_000])
+def test_bits_do_not_depend_on_the_number_of_rows(outputs: int, inputs: int) -> None:
+    """Every tile of every model shape gives a row the same bits. Planted fault: one tile with another chunk."""
+    from aspire.ops.linear.triton import Linear
+    from aspire.testing.model_op_checks import random_tensor
+
+    weight = random_tensor(outputs, inputs, seed=1, dtype=torch.bfloat16, device="cuda")
+    x = random_tensor(1100, inputs, seed=2, dtype=torch.bfloat16, device="cuda")
+    product = Linear(torch.device("cuda"))
+    full = product(x, weight, None)
+    for rows in (1, 2, 7, 16, 17, 32, 33, 64, 65, 100, 128, 129, 192, 256, 257, 500, 513, 1024):
+        start = (1100 - rows) // 3
+        assert torch.equal(product(x[start:start + rows], weight, None), full[start:start + rows]), f"{rows} rows"
