@@ -162,7 +162,7 @@ def test_grafana_panels_ask_for_metrics_that_exist(serve: Serve) -> None:
         exposed = client.get("/metrics").text
     dashboard = json.loads((Path(aspire.server.__file__).parent / "grafana.json").read_text())
     asked = {name for panel in dashboard["panels"] for target in panel["targets"]
-             for name in re.findall(r"(?:vllm|aspire):[a-z_]+", target["expr"])}
+             for name in re.findall(r"(?:vllm|aspire):[a-z0-9_]+", target["expr"])}
     assert len(asked) > 20
     # A fake engine predicts no step times.
     missing = {name for name in asked if f"\n{name}{{" not in exposed} - {"aspire:predicted_step_seconds"}
