@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from aspire.request import FinishReason, Request
 from aspire.schedule.blocks import BlockPool
@@ -18,6 +19,8 @@ from aspire.schedule.residency import Residency
 from aspire.speculation.acceptance import AcceptanceEstimator
 from aspire.speculation.cadence import Cadence, Decision, Drafting, Outlook
 from aspire.speculation.cost import CostModel
+
+_by_turn = attrgetter("turn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +119,20 @@ class Scheduler:
         decoding = [entry for entry in self._residency.running if entry.has_full_row and not entry.surely_ends]
         if self._prefill_starved:  # decoding took the whole budget last time: prefill goes first, with half of it
             prefill = self._plan_prefill(prefilling, (budget + 1) // 2)
-            num_prefill = sum(row.num_tokens for _, row in prefill)
-            planned = self._plan_decoding(decoding, budget - num_prefill, num_prefill)
+            num_prefill = sum(row.num_tokens for row in prefill)
+            rows = self._plan_decoding(decoding, budget - num_prefill, num_prefill)
         else:
             backlog = sum(entry.num_remaining for entry in prefilling)
-            planned = self._plan_decoding(decoding, budget, min(backlog, max(0, budget - len(decoding))))
-            num_left = budget - sum(row.num_tokens for _, row in planned)
+            rows = self._plan_decoding(decoding, budget, min(backlog, max(0, budget - len(decoding))))
+            num_left = budget - sum(row.num_tokens for row in rows) if prefilling else 0
             prefill = self._plan_prefill(prefilling, num_left)
         self._prefill_starved = bool(prefilling) and not prefill
-        planned += prefill
-        plan = StepPlan(self._step, tuple(row for _, row in planned), tuple(admissions), tuple(updates), preempted)
+        rows += prefill
+        plan = StepPlan(self._step, tuple(rows), tuple(admissions), tuple(updates), preempted)
         self._step += 1
-        assert plan.rows or not (self._was_empty and self._entries), "two empty plans in a row with unfinished work"
-        self._was_empty = not plan.rows and bool(self._entries)
-        self._in_flight.append((plan, [entry for entry, _ in planned]))
+        assert rows or not (self._was_empty and self._entries), "two empty plans in a row with unfinished work"
+        self._was_empty = not rows and bool(self._entries)
+        self._in_flight.append((plan, [self._entries[row.request_id] for row in rows]))
         return plan
 
     def commit(self, plan: StepPlan, verdicts: Sequence[Verdict]) -> list[Request]:
@@ -173,8 +176,8 @@ class Scheduler:
             raise ValueError(f"request {name!r}: prompt plus max_tokens must fit the KV cache of {capacity} tokens "
                              f"({self.pool.num_blocks} blocks of {self.config.block_size}), got {request.max_total}")
 
-    def _plan_prefill(self, entries: list[Entry], budget: int) -> list[tuple[Entry, Row]]:
-        planned = []
+    def _plan_prefill(self, entries: list[Entry], budget: int) -> list[Row]:
+        rows: list[Row] = []
         for entry in entries:
             if budget <= 0:
                 break
@@ -188,46 +191,40 @@ class Scheduler:
             entry.pending += max_emitted(row)
             request.num_computed = stop
             budget -= stop - start
-            planned.append((entry, row))
-        return planned
+            rows.append(row)
+        return rows
 
-    def _plan_decoding(self, entries: list[Entry], budget: int, num_prefill: int) -> list[tuple[Entry, Row]]:
-        """What the cadence wants, as far as the budget goes; whose turn is longest ago comes first. A
-        verification that does not fit is dropped whole and drafts on instead if it may."""
-        wishes = self._decide(entries, num_prefill)
-        wishes.sort(key=_by_turn)
-        planned: list[tuple[Entry, Row]] = []
+    def _plan_decoding(self, entries: list[Entry], budget: int, num_prefill: int) -> list[Row]:
+        """What the cadence wants, as far as the budget goes; whose turn is longest ago comes first. A verification
+        that does not fit is dropped whole and drafts on instead if it may."""
+        entries.sort(key=_by_turn)
+        rooms = [entry.room(self._draft_limit) for entry in entries]
+        rows: list[Row] = []
         dropped: list[Entry] = []
-        for entry, room, decision in wishes:
+        for entry, room, decision in zip(entries, rooms, self._decide(entries, rooms, num_prefill), strict=True):
             if decision is Decision.WAIT:
                 continue
             cost = 1 if decision is Decision.DRAFT else entry.request.num_drafted + 1
             if cost <= budget:
                 budget -= cost
                 entry.turn = self._next_turn()
-                planned.append((entry, self._decode_row(entry, decision)))
+                rows.append(self._decode_row(entry, decision))
             elif decision is Decision.VERIFY and room:
                 dropped.append(entry)
-        planned += [(entry, self._decode_row(entry, Decision.DRAFT)) for entry in dropped[:budget]]
-        return planned
+        rows += [self._decode_row(entry, Decision.DRAFT) for entry in dropped[:budget]]
+        return rows
 
     def _next_turn(self) -> int:
         self._turns += 1
         return self._turns
 
-    def _decide(self, entries: list[Entry], num_prefill: int) -> list[tuple[Entry, int, Decision]]:
-        """The cadence's wish for every decoding request, with its room for drafts."""
+    def _decide(self, entries: list[Entry], rooms: list[int], num_prefill: int) -> list[Decision]:
+        """The cadence's wish for every decoding request."""
         if self.config.sparse_emits or not entries:
-            return [(entry, 0, Decision.DRAFT) for entry in entries]
-        rooms = [entry.room(self._draft_limit) for entry in entries]
+            return [Decision.DRAFT] * len(entries)
         requests = [Drafting(entry.request.request_id, entry.request.num_drafted, room, entry.known, entry.slot,
                              entry.draft_margin) for entry, room in zip(entries, rooms, strict=True)]
-        outlook = Outlook(self.acceptance, self.cost, num_prefill, self._step)
-        decisions = self.cadence.decide(requests, outlook)
-        wishes = list(zip(entries, rooms, decisions, strict=True))
-        for entry, room, decision in wishes:
-            assert room or decision is not Decision.DRAFT, f"{entry.request.request_id!r} has no room to draft"
-        return wishes
+        return self.cadence.decide(requests, Outlook(self.acceptance, self.cost, num_prefill, self._step))
 
     def _decode_row(self, entry: Entry, decision: Decision) -> Row:
         request = entry.request
@@ -237,6 +234,7 @@ class Scheduler:
             entry.pending += 1
             return Row(name, slot, RowKind.SPARSE, last, 1, 0, True)
         if decision is Decision.DRAFT:
+            assert num_drafted < self._draft_limit, f"{name!r} has no room for another draft"
             request.num_drafted = num_drafted + 1
             return Row(name, slot, RowKind.SPARSE, last + num_drafted, 1, num_drafted, True, (), False)
         request.num_drafted = 0
@@ -275,7 +273,3 @@ class Scheduler:
         request.num_drafted = 0
         del self._entries[request.request_id]
         self.acceptance.forget(request.request_id)
-
-
-def _by_turn(wish: tuple[Entry, int, Decision]) -> int:
-    return wish[0].turn
