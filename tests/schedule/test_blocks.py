@@ -144,9 +144,14 @@ def test_truncate_keeps_registered_blocks() -> None:
 
 
 def test_without_prefix_caching_nothing_is_shared() -> None:
-    """Planted fault: the switch is ignored by register()."""
+    """Planted faults: the switch is ignored by register(), or by match()."""
     pool = BlockPool(4, 2, enable_prefix_caching=False)
-    fill(pool, "a", [1, 2, 3])
+    pool.allocate("a", [1, 2, 3], 3)
+
+    def read(start: int, stop: int) -> Sequence[int]:
+        raise AssertionError("hashed for nothing")
+
+    pool.register("a", 3, read)
     assert pool.match([1, 2, 3]) == ()
     pool.release("a")
     assert pool.match([1, 2, 3]) == ()

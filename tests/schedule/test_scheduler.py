@@ -320,6 +320,14 @@ def test_lag_wastes_no_row_on_a_request_that_surely_ends(make_setup: MakeSetup) 
     assert setup.device.rows_run == 5
 
 
+def test_room_counts_what_rows_in_flight_may_emit(make_setup: MakeSetup) -> None:
+    """Planted fault: `pending` left out of room: with one token left after the verification in flight, it drafts."""
+    setup = make_setup(TWO_DRAFTS, lag=1)
+    request = setup.add("a", [1, 2], 5)
+    drive(setup.scheduler, setup.device, lag=1)
+    assert (request.output_token_ids, setup.device.num_drafts_made) == (setup.output(request), 2)
+
+
 def test_the_cadence_sees_margins_room_and_prefill(make_setup: MakeSetup) -> None:
     """Planted faults: the margin survives its verification; prefill_tokens is 0 while a prompt is computed."""
     watch = Watching(TWO_DRAFTS)

@@ -84,6 +84,7 @@ class ScriptedDevice:
         for admission in plan.admissions:
             self._slots[admission.slot] = _Slot(admission.request_id, admission.num_known)
         for update in plan.block_updates:
+            assert self._slots[update.slot].request_id not in plan.preempted, "blocks for a preempted request"
             table = self._slots[update.slot].table
             assert update.first == len(table), f"slot {update.slot}: blocks from {update.first}, it has {len(table)}"
             table.extend(update.blocks)
