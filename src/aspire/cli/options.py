@@ -7,10 +7,12 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import typer
+
+from aspire.speculation.policy import Overrides
 
 Group = dict[str, Any]
 
@@ -48,6 +50,9 @@ ENGINE_FLAGS = (
     Flag("download_dir", str, "Where downloads are kept", "FOLDER"),
     Flag("hf_overrides", str, "JSON object of config.json fields to change", "JSON"),
     Flag("generation_config", str, "auto: the model's own sampling defaults; vllm: neutral ones", "NAME"),
+    Flag("batch_invariant", bool, "GPU: results that do not depend on the batch, so that bfloat16 output is exact too"),
+    Flag("cuda_graphs", bool, "GPU: replay decoding steps as graphs"),
+    Flag("capture_at_start", bool, "GPU: capture all graphs before the first request"),
     Flag("loop", str, "auto, plain or overlapped", "NAME"),
     Flag("tensor_parallel_size", int, "Devices that share the model", "N"),
 )
@@ -108,9 +113,28 @@ def _take(flags: tuple[Flag, ...], given: Group) -> Group:
 
 
 def read_json_fields(options: Group) -> Group:
-    """Engine options with their JSON texts read. Raises ValueError for text that is no JSON object."""
-    return {name: _json_object(name, value) if name in ("hf_overrides", "overrides") else value
-            for name, value in options.items()}
+    """Engine options with their JSON texts read. Raises ValueError for text that is no JSON object, and for a policy
+    field that does not exist."""
+    read = dict(options)
+    if "hf_overrides" in read:
+        read["hf_overrides"] = _json_object("hf_overrides", read["hf_overrides"])
+    if "overrides" in read:
+        read["overrides"] = _policy_overrides(_json_object("policy_overrides", read["overrides"]))
+    return read
+
+
+def _policy_overrides(chosen: dict[str, Any]) -> Overrides:
+    allowed = [field.name for field in fields(Overrides)]
+    for name in chosen:
+        if name not in allowed:
+            raise ValueError(f"policy_overrides must name fields among {', '.join(allowed)}, got {name!r}")
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(Overrides).validate_python(chosen)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"policy_overrides.{first['loc'][0]}: {first['msg']}, got {first['input']!r}") from None
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:
