@@ -29,6 +29,7 @@ COMMANDS = {
     "chat": Command("aspire.cli.chat:chat", "Talk to a model in the terminal."),
     "demo": Command("aspire.cli.demo:demo", "ASPIRE beside autoregressive decoding on a small real model."),
     "trace": Command("aspire.cli.trace:trace", "Pictures and a Perfetto trace of a recorded run."),
+    "bench serve": Command("aspire.cli.bench_serve:bench_serve", "Load a running server."),
     "bench kernels": Command("aspire.cli.bench_kernels:kernels", "Each operator against its byte floor."),
 }
 
