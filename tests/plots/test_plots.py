@@ -65,6 +65,14 @@ def test_wilson_interval(successes: int, trials: int, low: float, high: float) -
     assert wilson_interval(successes, trials) == pytest.approx((low, high), abs=2e-4)
 
 
+@pytest.mark.parametrize("trials", range(1, 60))
+def test_the_interval_holds_its_rate(trials: int) -> None:
+    """Planted fault, found on a real run: at rate 1 the upper bound was rounded below 1, which matplotlib refuses."""
+    for successes in range(trials + 1):
+        low, high = wilson_interval(successes, trials)
+        assert 0 <= low <= successes / trials <= high <= 1
+
+
 def png_size(path: Path) -> tuple[int, int]:
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"

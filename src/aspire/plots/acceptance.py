@@ -42,7 +42,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     rate, spread = successes / trials, Z * Z / trials
     centre = (rate + spread / 2) / (1 + spread)
     half = Z * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials)) / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return min(rate, max(0.0, centre - half)), max(rate, min(1.0, centre + half))  # the rate is inside, rounding or not
 
 
 def draw_acceptance(runs: Mapping[str, Sequence[StepStats]]) -> Figure:
