@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from aspire.speculation.acceptance import (
     AcceptanceEstimator,
-    MarginEvidence,
     PublishedEstimator,
     SurvivalEstimator,
     expected_tokens,
 )
+from aspire.speculation.margins import MarginEvidence
 
 
 def verdict(rng: random.Random, rates: list[float], length: int) -> int:
@@ -72,6 +72,19 @@ def test_requests_are_told_apart_and_new_ones_share_the_mean() -> None:
     assert high > 0.65
     assert estimator.rounds("new") == 0
     assert estimator.rounds("low") == 60
+
+
+def test_requests_that_do_not_differ_are_shrunk_together() -> None:
+    """After 40 rounds each, 20 equal requests are told apart little.
+
+    Planted fault: a fixed strength of 12 (spread .074 instead of .031).
+    """
+    rng, estimator = random.Random(6), SurvivalEstimator()
+    for _ in range(40):
+        for i in range(20):
+            estimator.observe(f"r{i}", 6, verdict(rng, [0.93] * 6, 6))
+    spread = statistics.pstdev(estimator.survival(f"r{i}", 6)[5] for i in range(20))
+    assert spread < 0.045
 
 
 def test_a_regime_change_is_followed() -> None:

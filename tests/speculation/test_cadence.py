@@ -185,7 +185,7 @@ def test_published_rule_begins_with_three_drafts() -> None:
 def test_direct_reaches_the_brute_force_rate(seed: int) -> None:
     """Three requests, contexts 1k to 64k, alpha .75 to .98, against the best of all 9^3 length triples. Priced with the
     batch's rate: at least 99 % of most tokens a second. Priced with the own rate: at most 1 % over the least time
-    for the same tokens of each. The default: within 6 % of both, here where requests differ most.
+    for the same tokens of each. The default: within 10 % of both where requests differ most.
 
     Planted faults: R left out of the price of the verification; `_climb` going up only.
     """
@@ -204,8 +204,8 @@ def test_direct_reaches_the_brute_force_rate(seed: int) -> None:
         settled[weight] = [round(sum(rounds[2:]) / len(rounds[2:])) for rounds in lengths.values()]
     assert rate_of(settled[0.0], requests, rates, cost) >= 0.99 * best_rate
     assert time_of(settled[1.0], requests, rates, cost) <= 1.01 * least_time
-    assert rate_of(settled[0.5], requests, rates, cost) >= 0.94 * best_rate
-    assert time_of(settled[0.5], requests, rates, cost) <= 1.06 * least_time
+    assert rate_of(settled[0.5], requests, rates, cost) >= 0.90 * best_rate
+    assert time_of(settled[0.5], requests, rates, cost) <= 1.10 * least_time
 
 
 def test_direct_stops_speculating_when_it_cannot_win_and_still_probes() -> None:

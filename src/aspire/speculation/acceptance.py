@@ -5,12 +5,15 @@ g drafts is expected to emit are then 1 + survival_1 + ... + survival_g.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from typing import Protocol
+
+from aspire.speculation.margins import MarginEvidence
+
+INITIAL_STRENGTH = 12.0  # reached drafts that a prior is worth before requests were seen to differ
 
 
 class AcceptanceEstimator(Protocol):
@@ -49,20 +52,24 @@ class AcceptanceEstimator(Protocol):
 class _Counts:
     """Discounted counts per draft position: index j - 1 is position j, `reached` counts trials, `passed` successes.
 
-    Rather than shrinking old counts, new ones weigh more: `unit` is the weight of the newest.
+    Rather than shrinking old counts, new ones weigh more: `unit` is the weight of the newest. `squares` is the sum of
+    squared weights of the trials, in units of the newest's.
     """
 
-    __slots__ = ("_memory", "passed", "reached", "unit")
+    __slots__ = ("_memory", "passed", "reached", "squares", "unit")
 
     def __init__(self, limit: int, memory: float) -> None:
         """memory: tokens after which a count weighs 1/e of a new one."""
         self.reached = [0.0] * limit
         self.passed = [0.0] * limit
         self.unit = 1.0
+        self.squares = 0.0
         self._memory = memory
 
     def add(self, num_reached: int, num_passed: int) -> None:
-        self.unit *= math.exp((num_passed + 1) / self._memory)
+        growth = math.exp((num_passed + 1) / self._memory)
+        self.unit *= growth
+        self.squares = self.squares / (growth * growth) + num_reached
         if self.unit > 1e9:
             self.reached = [count / self.unit for count in self.reached]
             self.passed = [count / self.unit for count in self.passed]
@@ -85,28 +92,58 @@ class _Record:
     confidence: float = 1.0
 
 
+class _Dispersion:
+    """How much requests differ, by the method of moments: a request's passes differ from what the shared chances
+    expect by luck (known variance) and by its own nature; the latter's share sets how far requests are shrunk.
+    Requests also change within themselves, which the moments cannot tell from sameness: hence the factor of 2.
+    """
+
+    def __init__(self) -> None:
+        weight = 20 * 40.0**2  # as if 20 requests of 40 drafts had shown the initial strength
+        self._excess = weight * 0.09 / (2.0 * INITIAL_STRENGTH)
+        self._weight = weight
+        self._variance = 0.09 * 20
+        self._count = 20.0
+        self.strength = INITIAL_STRENGTH  # reached drafts that the shared chances are worth
+
+    def add(self, counts: _Counts, shared: list[float]) -> None:
+        reached = sum(counts.reached) / counts.unit
+        expected = sum(map(mul, counts.reached, shared)) / counts.unit
+        surprise = sum(counts.passed) / counts.unit - expected
+        mean = expected / reached
+        variance = mean * (1.0 - mean)
+        keep = 0.998
+        self._excess = keep * self._excess + surprise * surprise - counts.squares * variance
+        self._weight = keep * self._weight + reached * reached
+        self._variance = keep * self._variance + variance
+        self._count = keep * self._count + 1.0
+        between = max(1e-6, self._excess / self._weight)
+        self.strength = min(400.0, max(4.0, self._variance / self._count / (2.0 * between)))
+
+
 class SurvivalEstimator:
     """Discounted counts per draft position over a shared prior (three levels of shrinkage).
 
     A verification of length d with a accepted reached positions 1..min(a + 1, d) and passed 1..a; deeper ones are
     unobserved, not failures (the Kaplan-Meier view of censoring). Per request: the chance at position j is
     (P_j + k * prior_j) / (R_j + k), where prior_j is the shared chance at j shifted, in log odds, by how the request
-    as a whole compares with the shared chances; that shift in turn shrinks to none.
+    as a whole compares with the shared chances; that shift in turn shrinks to none, the more the less requests differ
+    (empirical Bayes, see `_Dispersion`).
     """
 
     REFRESH_SHARED = 16  # verdicts between renewals of the shared chances
 
-    def __init__(self, *, limit: int = 16, initial_rate: float = 0.9, memory: float = 80.0,
-                 pool_strength: float = 12.0, position_strength: float = 100.0, shared_memory: float = 6000.0) -> None:
+    def __init__(self, *, limit: int = 16, initial_rate: float = 0.9, memory: float = 100.0,
+                 position_strength: float = 100.0, shared_memory: float = 6000.0) -> None:
         """limit: the deepest position counted. memory: tokens of its own after which a request's verdict weighs 1/e;
-        shared_memory: tokens of all. *_strength: how many reached drafts the prior of a level is worth."""
+        shared_memory: tokens of all. position_strength: how many reached drafts a position's prior is worth."""
         if not 0.0 < initial_rate < 1.0:
             raise ValueError(f"initial_rate must be in (0, 1), got {initial_rate!r}")
         if limit < 1:
             raise ValueError(f"limit must be >= 1, got {limit!r}")
         self.limit = limit
         self._memory = memory
-        self._pool_strength = pool_strength
+        self._dispersion = _Dispersion()
         self._position_strength = position_strength
         self._records: dict[str, _Record] = {}
         self._shared = _Counts(limit, shared_memory)
@@ -127,6 +164,7 @@ class SurvivalEstimator:
         reached = min(num_accepted + 1, num_drafted, self.limit)
         record.counts.add(reached, passed)
         record.rates, record.survival = [], []
+        self._dispersion.add(record.counts, self._shared_rates)
         self._shared.add(reached, passed)
         self._shared_age += 1
         if self._shared_age >= self.REFRESH_SHARED:
@@ -164,7 +202,7 @@ class SurvivalEstimator:
 
     @property
     def mean_rate(self) -> float:
-        counts, k = self._shared, self._pool_strength * self._shared.unit
+        counts, k = self._shared, INITIAL_STRENGTH * self._shared.unit
         return (sum(counts.passed) + k * self._initial_rate) / (sum(counts.reached) + k)
 
     def _record(self, request_id: str) -> _Record:
@@ -186,7 +224,7 @@ class SurvivalEstimator:
             return record.rates
         shared, counts = self._shared_rates, record.counts
         # How the request compares with the shared chances at the positions it reached, in odds.
-        pool = self._pool_strength * counts.unit
+        pool = self._dispersion.strength * counts.unit
         total = sum(counts.reached) + pool
         own = _clip((sum(counts.passed) + pool * shared[0]) / total)
         same = _clip((sum(map(mul, counts.reached, shared)) + pool * shared[0]) / total)
@@ -203,32 +241,6 @@ class SurvivalEstimator:
                 self._margins.learn(margin, rates[j], accepted=j < num_accepted)
         record.margins = []
         record.confidence = 1.0
-
-
-class MarginEvidence:
-    """What a draft's margin says about its acceptance, beyond the request's own rate: a log-odds shift per bucket.
-
-    Buckets are in nats of logit margin. Each shift is a stochastic-gradient logistic fit with a shrinking step.
-    """
-
-    EDGES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 3.0, 4.5, 7.0, 12.0)
-
-    def __init__(self) -> None:
-        self._shift = [0.0] * (len(self.EDGES) + 1)
-        self._weight = [0.0] * (len(self.EDGES) + 1)
-
-    def rate_given(self, margin: float, rate: float) -> float:
-        """Chance of acceptance of a draft with this margin when the request's rate there is `rate`."""
-        odds = rate / (1.0 - rate) * math.exp(self._shift[bisect_right(self.EDGES, margin)])
-        return odds / (1.0 + odds)
-
-    def learn(self, margin: float, rate: float, *, accepted: bool) -> None:
-        bucket = bisect_right(self.EDGES, margin)
-        guess = self.rate_given(margin, rate)
-        # Newton steps on the bucket's log likelihood, with a unit-variance prior around no shift.
-        self._weight[bucket] = self._weight[bucket] * 0.999 + guess * (1.0 - guess)
-        self._shift[bucket] += (float(accepted) - guess) / (1.0 + self._weight[bucket])
-        self._shift[bucket] = max(-6.0, min(6.0, self._shift[bucket]))
 
 
 class PublishedEstimator:
