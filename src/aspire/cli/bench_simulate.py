@@ -1,0 +1,110 @@
+"""`aspire bench simulate`: scheduling policies compared in a simulated batch, without a GPU."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from aspire.simulate.run import Scenario, Totals
+    from aspire.simulate.suite import Contender
+    from aspire.simulate.traces import Trace
+
+DEFAULT_POLICIES = ("autoregressive,fixed-2,fixed-3,fixed-4,fixed-6,fixed-8,fixed-12,lockstep-8,published,"
+                    "published-estimator,direct,clairvoyant-batch-rate,clairvoyant-own-rate")
+
+
+def simulate(
+    machine: Annotated[str, typer.Option(help="Device and model whose cost model is the clock")] = "h200-llama-8b",
+    batch: Annotated[int, typer.Option(min=1, help="Requests that run together")] = 32,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Simulated seconds of the endless scenarios")] = 6.0,
+    seed: Annotated[int, typer.Option(help="Of contexts, acceptance and luck")] = 0,
+    policies: Annotated[str, typer.Option(help="Comma-separated names, or all")] = DEFAULT_POLICIES,
+    scenario: Annotated[str, typer.Option(help="Only scenarios whose name holds this text")] = "",
+    traces: Annotated[str | None, typer.Option(metavar="FILE", help="Recorded verifications, JSON lines")] = None,
+) -> None:
+    """Compare scheduling policies on simulated batches; one table per scenario, one JSON line last."""
+    from aspire.simulate.suite import MACHINES, compare, cost_of, scenarios
+    from aspire.simulate.traces import load_traces, recorded_scenario
+
+    if machine not in MACHINES:
+        raise ValueError(f"machine must be one of {', '.join(MACHINES)}, got {machine!r}")
+    entrants = choose(policies)
+    recordings = load_traces(Path(traces)) if traces else ()
+    chosen = [s for s in scenarios(seed, batch, seconds) if scenario in s.name]
+    if recordings:
+        chosen.append(recorded_scenario(recordings, batch, seconds))
+    if not chosen:
+        raise ValueError(f"scenario must be part of a scenario's name, got {scenario!r}")
+    cost = cost_of(MACHINES[machine])
+    results = []
+    for one in chosen:
+        totals = compare(one, cost, entrants)
+        results.append(summarise(one, totals))
+        show(results[-1])
+    summary: dict[str, object] = {"bench": "simulate", "machine": machine, "batch": batch, "seed": seed,
+                                  "seconds": seconds, "scenarios": results}
+    if recordings:
+        summary["forecast_error"] = forecast_errors(recordings)
+    print(json.dumps(summary))
+
+
+def choose(policies: str) -> "list[Contender]":
+    """The contenders by name. Raises ValueError naming an unknown one."""
+    from aspire.simulate.suite import contenders
+
+    known = {entrant.name: entrant for entrant in contenders()}
+    names = list(known) if policies == "all" else [name.strip() for name in policies.split(",")]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"policies must be among {', '.join(known)}, got {name!r}")
+    return [known[name] for name in names]
+
+
+def summarise(scenario: "Scenario", totals: "dict[str, Totals]") -> dict[str, object]:
+    """Rates, and their shares of the best clairvoyant and the best fixed length of this scenario."""
+    rates = {name: run.tokens_per_second for name, run in totals.items()}
+    clairvoyant = max((rate for name, rate in rates.items() if name.startswith("clairvoyant")), default=None)
+    fixed = max((rate for name, rate in rates.items() if name.startswith(("fixed", "autoregressive"))), default=None)
+    return {"scenario": scenario.name, "policies": {name: {
+        "tokens_per_second": round(rates[name], 1),
+        "share_of_clairvoyant": round(rates[name] / clairvoyant, 4) if clairvoyant else None,
+        "over_best_fixed": round(rates[name] / fixed, 4) if fixed else None,
+        "tokens_per_verification": round(run.tokens_per_verification, 3),
+        "drafts_per_verification": round(run.drafted / run.verifications, 3) if run.verifications else None,
+        "rows_per_step": round(run.row_tokens / run.steps, 1) if run.steps else None,
+        "steps_past_knee": round(run.steps_past_knee / run.steps, 4) if run.steps else None,
+        "prediction_error": round(run.mean_prediction_error, 4),
+    } for name, run in totals.items()}}
+
+
+def show(result: dict[str, object]) -> None:
+    """One scenario as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    policies = result["policies"]
+    assert isinstance(policies, dict), "summarise() makes it one"
+    table = Table(title=str(result["scenario"]), title_justify="left")
+    columns = {"tokens_per_second": "tokens/s", "share_of_clairvoyant": "of clairvoyant", "over_best_fixed": "of fixed",
+               "tokens_per_verification": "tokens/verification", "drafts_per_verification": "drafts",
+               "rows_per_step": "rows/step", "steps_past_knee": "past knee", "prediction_error": "forecast error"}
+    table.add_column("policy")
+    for title in columns.values():
+        table.add_column(title, justify="right")
+    for name, row in policies.items():
+        table.add_row(name, *("" if row[key] is None else f"{row[key]:.3f}" if row[key] < 100 else f"{row[key]:.0f}"
+                              for key in columns))
+    Console().print(table)
+
+
+def forecast_errors(recordings: "tuple[Trace, ...]") -> dict[str, float]:
+    """Mean absolute error of both estimators' forecasts of tokens per verification on recorded runs."""
+    from aspire.simulate.traces import forecast_error
+    from aspire.speculation.acceptance import PublishedEstimator, SurvivalEstimator
+
+    limit = max(d for trace in recordings for d, _ in trace.rounds)
+    survival = forecast_error(recordings, lambda: SurvivalEstimator(limit=max(1, limit)))
+    published = forecast_error(recordings, PublishedEstimator)
+    return {"survival": round(survival, 4), "published": round(published, 4), "ratio": round(survival / published, 4)}
