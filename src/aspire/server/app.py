@@ -32,8 +32,8 @@ ERROR_SCHEMA = {"application/json": {"schema": {"type": "object", "required": ["
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": ERROR_SCHEMA} for status, text in (
         (400, "a field is wrong"), (401, "no valid API key"), (404, "no such model"), (409, "request id in use"),
-        (408, "took too long"), (413, "body too large"), (415, "not JSON"), (429, "too many requests"), (500, "the engine failed"),
-        (503, "shutting down"))}
+        (408, "took too long"), (413, "body too large"), (415, "not JSON"),
+        (429, "too many requests"), (500, "the engine failed"), (503, "shutting down"))}
 
 
 def create_app(llm: AsyncLLM, config: ServerConfig | None = None) -> FastAPI:

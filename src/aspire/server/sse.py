@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
 
 class ClientLeftError(Exception):
@@ -24,7 +25,7 @@ class ClientStuckError(Exception):
 
 
 def event(data: Mapping[str, object]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _ENCODER.encode(data).encode() + b"\n\n"
 
 
 class EventStream(Response):

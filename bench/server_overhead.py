@@ -1,0 +1,112 @@
+"""What the HTTP server adds to an engine: seconds a request, and throughput lost at 64 streams. `python bench/server_overhead.py`
+
+A scripted engine sleeps for its step, so whatever is slower than steps times step time is the server's doing. The
+client is a bare socket reader in this process; the server runs in its own. Prints one JSON line last.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENS_PER_STEP = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--step-seconds", type=float, default=0.02)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=200, help="engine steps of each stream")
+    parser.add_argument("--requests", type=int, default=200, help="single requests, one after the other")
+    arguments = parser.parse_args()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests" / "server" / "serve_fake.py"), str(port), str(arguments.step_seconds), "1"],
+        stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+    try:
+        result = asyncio.run(measure(port, arguments))
+    finally:
+        server.terminate()
+        server.wait(10)
+    print(json.dumps(result))
+
+
+async def measure(port: int, arguments: argparse.Namespace) -> dict[str, float]:
+    await until_up(port)
+    await request(port, TOKENS_PER_STEP)
+    single = [await request(port, TOKENS_PER_STEP) for _ in range(arguments.requests)]
+    # One step is the least a request can take; arriving while the engine sleeps cannot happen one by one.
+    added = statistics.median(single) - arguments.step_seconds
+    engine = engine_alone(arguments)
+    begun, cpu = time.perf_counter(), server_cpu(port)
+    await asyncio.gather(*(request(port, TOKENS_PER_STEP * arguments.steps) for _ in range(arguments.streams)))
+    through = time.perf_counter() - begun
+    chunks = arguments.streams * arguments.steps
+    return {"step_ms": 1e3 * arguments.step_seconds, "added_ms_median": 1e3 * added,
+            "engine_tokens_per_second": chunks * TOKENS_PER_STEP / engine,
+            "server_tokens_per_second": chunks * TOKENS_PER_STEP / through,
+            "throughput_lost": 1 - engine / through, "server_cpu_us_per_chunk": 1e6 * (server_cpu(port) - cpu) / chunks}
+
+
+def engine_alone(arguments: argparse.Namespace) -> float:
+    """Seconds the engine takes for the same streams without any server."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from aspire.request import SamplingParams
+    from aspire.testing.fake_engine import FakeEngine
+
+    engine = FakeEngine(step_seconds=arguments.step_seconds)
+    params = SamplingParams(max_tokens=TOKENS_PER_STEP * arguments.steps, ignore_eos=True)
+    for i in range(arguments.streams):
+        engine.add(str(i), [97, 98, 99], params)
+    begun = time.perf_counter()
+    while engine.has_unfinished:
+        engine.step()
+    return time.perf_counter() - begun
+
+
+async def request(port: int, max_tokens: int) -> float:
+    """Seconds from connecting to the end of a stream."""
+    body = json.dumps({"prompt": [97, 98, 99], "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
+    begun = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+                 b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+    while data := await reader.read(1 << 16):
+        last = data
+    seconds = time.perf_counter() - begun
+    writer.close()
+    assert last.endswith(b"0\r\n\r\n"), "the stream must end properly"
+    return seconds
+
+
+async def until_up(port: int) -> None:
+    for _ in range(1200):
+        try:
+            await request(port, 1)
+        except ConnectionError:
+            await asyncio.sleep(0.025)
+        else:
+            return
+    raise RuntimeError("the server did not come up")
+
+
+def server_cpu(port: int) -> float:
+    """CPU seconds of our children so far, from /proc."""
+    total = 0.0
+    for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+        fields = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+if __name__ == "__main__":
+    main()
