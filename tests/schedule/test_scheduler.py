@@ -342,6 +342,26 @@ def test_the_cadence_sees_margins_room_and_prefill(make_setup: MakeSetup) -> Non
     assert shown == [(0, 2, None, 0), (1, 1, 3.0, 0), (2, 0, 4.0, 15), (0, 2, None, 15)]
 
 
+def test_a_late_margin_does_not_outlive_its_round(make_setup: MakeSetup) -> None:
+    """Planted fault: under overlap the last draft's verdict comes after its verification is planned, and stays."""
+    watch = Watching(TWO_DRAFTS)
+    setup = make_setup(watch, lag=1)
+    setup.add("a", [1, 2, 3], 12)
+    drive(setup.scheduler, setup.device, lag=1)
+    shown = [(d[0].num_drafted, d[0].draft_margin) for d, _ in watch.seen if d]
+    assert all(margin is None for num_drafted, margin in shown if num_drafted == 0), shown
+    assert any(margin is not None for _, margin in shown)
+
+
+def test_admission_waits_while_there_is_prefill_enough(make_setup: MakeSetup) -> None:
+    """Planted fault: all are admitted at once; blocks are held idle and the second cannot share the first's."""
+    setup = make_setup(Always(), budget=4, block_size=2)
+    setup.add("a", list(range(20)), 2)
+    second = setup.add("b", list(range(20)), 2)
+    drive(setup.scheduler, setup.device)
+    assert second.counters.num_cached_tokens >= 14
+
+
 def test_lockstep_on_a_full_pool_goes_on_after_a_preemption(make_setup: MakeSetup) -> None:
     """Planted fault: lookahead 1 instead of one whole round (refused at construction since)."""
     setup = make_setup(Lockstep(4), num_blocks=18, block_size=2, max_num_seqs=3)

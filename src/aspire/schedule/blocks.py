@@ -136,6 +136,7 @@ class BlockPool:
             return
         assert last <= len(table.blocks), f"{request_id!r}: {num_computed} tokens computed outside of its blocks"
         token_ids = read(first * size, last * size)
+        assert len(token_ids) == (last - first) * size, f"{request_id!r}: computed beyond its known tokens"
         for index in range(first, last):
             offset = (index - first) * size
             table.tail = hash_block(table.tail, token_ids[offset:offset + size])
