@@ -86,8 +86,7 @@ def test_matches_a_plain_model_over_rounds() -> None:
     and every row of every verification is compared with the loops above, and the two with each other, bit for bit.
 
     Fails when drafts before a row are not counted, when commit forgets the bonus token, when a reused slot keeps
-    counts, when repetition ignores the prompt, when stale drafts past num_before count, when a two-token bad word
-    matches across the prompt's end."""
+    counts, when repetition ignores the prompt, when stale drafts past num_before count."""
     rng = random.Random(1)
     torch.manual_seed(1)
     pipeline = make_pipeline()
@@ -169,6 +168,14 @@ def test_bad_word_ids_follow_vllm() -> None:
     assert bad_word_ids(tokenizer, []) == ()
     with pytest.raises(ValueError, match="bad_words"):
         bad_word_ids(None, ["x"])
+
+
+def test_bad_words_do_not_begin_in_the_prompt() -> None:
+    """Fails when the history starts with the prompt's last tokens."""
+    pipeline = make_pipeline()
+    pipeline.admit(1, make_request(0, SamplingParams(bad_words=["ab"]), [5, 0]))
+    rows = PickRows(torch.tensor([1]), torch.tensor([2]), torch.tensor([0]), torch.zeros(7, LIMIT, dtype=torch.int64))
+    assert pipeline.apply(torch.zeros(1, VOCAB), rows, [1]).isfinite().all()
 
 
 def test_plain_decoding_has_no_drafts() -> None:

@@ -108,8 +108,7 @@ def keep_by_hand(logits: list[float], temperature: float, top_k: int, top_p: flo
 
 
 def test_filters_match_a_plain_model() -> None:
-    """Rows of different settings, ties included. Fails with top-p before min-p, with `<=` for `<` in the nucleus,
-    with min-p on unscaled logits, with top-k off by one."""
+    """Rows of different settings, ties included. Fails with min-p on unscaled logits, with top-k off by one."""
     generator = torch.Generator().manual_seed(1)
     cases = [(t, k, p, m) for t in (0.3, 1.0, 2.5) for k in (0, 1, 3, 400) for p in (0.05, 0.5, 0.9, 1.0)
              for m in (0.0, 0.02, 0.3, 1.0)]
@@ -133,8 +132,11 @@ def test_greedy_and_ties() -> None:
 
 
 def test_margin_is_perturbed_best_minus_second() -> None:
-    logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(3))
-    rows = make_rows(5, mode="plain", temperature=[0.0, 0.5, 1.0, 2.0, 0.1], seed=[1, 2, 3, 4, 5], position=9)
+    """Exact bits although most noise is computed roughly. Fails when ROUGH_ERROR is so small that the best keeps its
+    rough value."""
+    n = 500
+    logits = torch.randn(n, 50, generator=torch.Generator().manual_seed(3)) * 0.3
+    rows = make_rows(n, mode="plain", temperature=[0.0, 0.5, 1.0, 2.0, 0.1] * 100, seed=list(range(n)), position=9)
     score = logits + rows.temperature.unsqueeze(1) * noise(rows.seed, rows.position, 50)
     top = score.topk(2, dim=1)
     picks = sample(logits, rows)

@@ -3,6 +3,7 @@ enable_fp_fusion=False, so that no multiply and add are contracted and the bits 
 
 Letters: N rows, V vocabulary, S parts of it.
 """
+# mypy: allow-untyped-defs
 
 import triton
 import triton.language as tl
