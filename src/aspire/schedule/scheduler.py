@@ -131,7 +131,7 @@ class Scheduler:
         plan = StepPlan(self._step, tuple(rows), tuple(admissions), tuple(updates), preempted)
         self._step += 1
         assert rows or not (self._was_empty and self._entries), "two empty plans in a row with unfinished work"
-        self._was_empty = not rows and bool(self._entries)
+        self._was_empty = not rows
         self._in_flight.append((plan, [self._entries[row.request_id] for row in rows]))
         return plan
 
