@@ -82,8 +82,8 @@ def _gemma3(config: Config) -> Differences:
         raise ValueError("config.use_bidirectional_attention must be false for a decoder, got true")
     layers = [LayerSpec(rope=0 if window is None else 1, window=window) for window in _windows(config)]
     ropes = tuple(_rope(config, config.rope_parameters[kind]) for kind in ("full_attention", "sliding_attention"))
-    # transformers 5.24 never applies Gemma 3's attention soft-capping; published Gemma 3 configs leave it unset.
-    return {**_gemma2(config), "layers": layers, "ropes": ropes, "qk_norm": True}
+    # Whatever the config says, transformers (5.24) and vLLM do not soft-cap Gemma 3's attention.
+    return {**_gemma2(config), "layers": layers, "ropes": ropes, "qk_norm": True, "attention_softcap": None}
 
 
 FAMILIES: Mapping[str, Family] = {

@@ -1,0 +1,1 @@
+"""Levers for tests: tiny models, scripted parts, random attention cases."""
