@@ -3,7 +3,7 @@ enable_fp_fusion=False, so that no multiply and add are contracted and the bits 
 
 Letters: N rows, V vocabulary, S parts of it.
 """
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, allow-incomplete-defs
 
 import triton
 import triton.language as tl
@@ -147,7 +147,7 @@ def _highest(row_logits, vocab, floor, best, inverse, wanted, MASS: tl.constexpr
     """The largest value such that the tokens at or above it number, or weigh (MASS: those at or above `floor` only),
     at least `wanted`: two bits of its key per pass, with integer sums, so that no order of adding matters."""
     found = tl.zeros((), tl.uint32)
-    for digit in range(0, 16):
+    for digit in range(16):
         shift = tl.cast(30 - 2 * digit, tl.uint32)
         one = found | (tl.full((), 1, tl.uint32) << shift)
         two = found | (tl.full((), 2, tl.uint32) << shift)

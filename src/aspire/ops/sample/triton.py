@@ -1,4 +1,4 @@
-"""Sampling on CUDA: the same bits as reference.py. Fits a captured graph: grids depend on shapes only, no host waits."""
+"""Sampling on CUDA: the same bits as reference.py. Fits a captured graph: grids depend on shapes, no host waits."""
 
 import torch
 import triton
