@@ -59,7 +59,7 @@ gpu-test: $(BIN)/.dev-installed
 	$(BIN)/python -m pytest -q -m gpu $(PYTEST_ARGS)
 
 lint: $(BIN)/.dev-installed
-	$(BIN)/ruff check src tests bench examples docs
+	$(BIN)/ruff check .
 
 types: $(BIN)/.dev-installed
 	$(BIN)/mypy

