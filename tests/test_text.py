@@ -102,6 +102,20 @@ def test_byte_fallback_survives_garbage(ids: list[int]) -> None:
     assert len(detokenizer._window) <= 131
 
 
+def test_a_prompt_that_ends_inside_a_character() -> None:
+    """The output shows the character that it completes, but not the prompt's broken bytes.
+
+    Fails when the prompt's replacement characters count as given out (the emoji is lost), or as not (they show)."""
+    def output(prompt: bytes, tokens: bytes) -> list[str]:
+        detokenizer = IncrementalDetokenizer(TokenDecoder(ByteTokenizer()), list(prompt))
+        return [detokenizer.append(byte) for byte in tokens] + [detokenizer.flush()]
+
+    emoji = "😀".encode()
+    assert output(b"ab" + emoji[:2], emoji[2:] + b"c") == ["", "😀", "c", ""]
+    assert output(b"ab" + emoji[:2], b"cd") == ["c", "d", ""]
+    assert output(b"ab\xff", b"c\xff") == ["c", "", "\ufffd"]
+
+
 def test_a_character_waits_for_its_last_byte() -> None:
     detokenizer = IncrementalDetokenizer(TokenDecoder(ByteTokenizer()))
     assert [detokenizer.append(byte) for byte in "a😀é".encode()] == ["a", "", "", "", "😀", "", "é"]

@@ -55,6 +55,7 @@ class IncrementalDetokenizer:
         self._window, text = self._context(prompt_token_ids)
         self._clean = len(self._window)  # tokens whose text was given out whole
         self._given = len(text) - _open_end(text)  # characters of the window given out
+        self._before = text  # what the window shows if its first new character does not complete the prompt's last
 
     def append(self, token_id: int) -> str:
         """The text that the token completed; "" while a character is still open."""
@@ -63,10 +64,13 @@ class IncrementalDetokenizer:
         self._window.append(token_id)
         text = self._decoder.decode(self._window)
         open_end = _open_end(text)
-        piece = text[self._given : len(text) - open_end]
-        self._given += len(piece)
+        piece = text[self._start(text) : len(text) - open_end]
+        if piece:
+            self._given = self._start(text) + len(piece)
+            self._before = ""
         if not open_end or len(self._window) > MAX_WINDOW:
-            piece += text[self._given :]
+            piece += text[self._start(text) :]
+            self._before = ""
             self._window = self._window[self._clean :]
             self._clean = len(self._window)
             self._given = len(self._decoder.decode(self._window))
@@ -76,9 +80,14 @@ class IncrementalDetokenizer:
         """At the end of the output: what an unfinished character shows as."""
         if len(self._window) == self._clean:
             return ""
-        piece = self._decoder.decode(self._window)[self._given :]
+        text = self._decoder.decode(self._window)
+        piece = text[self._start(text) :]
         self._clean = len(self._window)
         return piece
+
+    def _start(self, text: str) -> int:
+        """Where in the window's text the part begins that was not given out yet."""
+        return len(self._before) if text.startswith(self._before) and self._before else self._given
 
     def _context(self, prompt_token_ids: Sequence[int]) -> tuple[list[int], str]:
         """The prompt's last tokens and their text, from the start of a character."""

@@ -41,15 +41,14 @@ def token_logprobs(logits: Tensor, token: Tensor, num_top: int) -> LogprobRows:
 
 
 def _top(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest per row, ties by lower id: float32 and int64 [M, count]."""
-    rest = logprobs.clone()
-    values, ids = [], []
-    for _ in range(count):
-        best = rest.argmax(dim=1, keepdim=True)  # the first of equals
-        values.append(rest.gather(1, best))
-        ids.append(best)
-        rest.scatter_(1, best, -torch.inf)
-    if not count:
-        empty = logprobs[:, :0]
-        return empty, empty.long()
-    return torch.cat(values, dim=1), torch.cat(ids, dim=1)
+    """The `count` largest per row, ties by lower id: float32 and int64 [M, count].
+
+    topk alone orders ties as it likes, and low-precision logits tie often; so it sorts integers that hold the value's
+    order above and the id below.
+    """
+    bits = (logprobs + 0.0).view(torch.int32)  # + 0.0: one zero only
+    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    ids = torch.arange(logprobs.shape[1], device=logprobs.device)
+    keys = ((order << 32) + (0x7FFFFFFF - ids)).topk(count, dim=1).values
+    top = 0x7FFFFFFF - (keys & 0xFFFFFFFF)
+    return logprobs.gather(1, top), top
