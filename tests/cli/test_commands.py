@@ -191,6 +191,24 @@ def test_interrupt_prints_what_is_finished(model: str, capsys: pytest.CaptureFix
     assert captured.err == "aspire: interrupted, 2 prompts unfinished\n"
 
 
+def test_compare_runs_every_policy_on_the_same_prompts(model: str, tmp_path: Path,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    """Planted fault: each policy compared with itself."""
+    (tmp_path / "prompts").write_text("one two three\nfour\n")
+    words = ["bench", "compare", model, "--prompt-file", str(tmp_path / "prompts"), "--max-tokens", "10", *SMALL]
+    assert run([*words, "--policies", "autoregressive,synchronized-pillar,delta", "--policy-overrides",
+                '{"sinks": 0, "budget": 16, "window": 8, "unit": 4}', "--block-size", "4"]) == 0
+    out = capsys.readouterr().out
+    result = json.loads(out.splitlines()[-1])
+    plain, pillar, delta = result["policies"]
+    assert [one["tokens"] for one in (plain, pillar, delta)] == [20, 20, 20]
+    assert plain["drafted"] == 0
+    assert pillar["drafted"] > 0
+    assert plain["equal"]
+    assert pillar["equal"]
+    assert pillar["steps"] > 0
+
+
 def test_chat_remembers_and_forgets(model: str, capsys: pytest.CaptureFixture[str],
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: the answer left out of the next turn's prompt."""

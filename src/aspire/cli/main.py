@@ -30,6 +30,9 @@ COMMANDS = {
     "demo": Command("aspire.cli.demo:demo", "ASPIRE beside autoregressive decoding on a small real model."),
     "trace": Command("aspire.cli.trace:trace", "Pictures and a Perfetto trace of a recorded run."),
     "bench serve": Command("aspire.cli.bench_serve:bench_serve", "Load a running server."),
+    "bench throughput": Command("aspire.cli.bench_throughput:throughput", "Decode steps against the byte roofline."),
+    "bench compare": Command("aspire.cli.bench_compare:compare", "Policies side by side on the same prompts."),
+    "bench simulate": Command("aspire.cli.bench_simulate:simulate", "Policies in a simulated batch."),
     "bench kernels": Command("aspire.cli.bench_kernels:kernels", "Each operator against its byte floor."),
 }
 

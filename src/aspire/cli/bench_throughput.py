@@ -1,0 +1,37 @@
+"""`aspire bench throughput`: decode steps of whole engines on known shapes, against the byte roofline."""
+
+from typing import Annotated
+
+import typer
+
+
+def throughput(
+    shape: Annotated[str, typer.Option(metavar="NAME", help="Known model shape, with dummy weights")] = "llama-3.1-8b",
+    policy: Annotated[list[str] | None, typer.Option(
+        metavar="NAME", help="May be repeated; default autoregressive and aspire")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Requests")] = 16,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of context, filled with noise")] = 32768,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per request")] = 256,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    replay_acceptance: Annotated[float | None, typer.Option(
+        min=0, max=1, help="Accept drafts by a coin of this bias; dummy weights accept hardly any")] = None,
+    dtype: Annotated[str, typer.Option(metavar="NAME")] = "auto",
+    loop: Annotated[str, typer.Option(metavar="NAME", help="auto, plain or overlapped")] = "auto",
+    batch_invariant: Annotated[bool, typer.Option("--batch-invariant")] = False,
+) -> None:
+    """Time steps in which the whole batch decodes; a table, then one JSON line per policy."""
+    from aspire.bench.throughput import Bench, Workload, print_table
+    from aspire.config import EngineOptions
+    from aspire.speculation.policy import resolve_policy
+
+    if loop not in ("auto", "plain", "overlapped"):
+        raise ValueError(f"loop must be one of auto, plain, overlapped, got {loop!r}")
+    policies = policy or ["autoregressive", "aspire"]
+    for name in policies:
+        resolve_policy(name, 4)  # refuses an unknown name before minutes are spent on the known ones
+    options: EngineOptions = {"loop": loop, "batch_invariant": batch_invariant,  # type: ignore[typeddict-item]
+                              "capture_at_start": False}
+    bench = Bench(shape, model=None, dtype=dtype, options=options)
+    print_table([bench.measure(name, Workload(batch, context, new_tokens, temperature, True,
+                                              None if name == "autoregressive" else replay_acceptance))
+                 for name in policies])
