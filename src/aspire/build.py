@@ -119,8 +119,9 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
         name=config.model.served_model_name or config.model.model, vocab_size=spec.vocab_size,
         max_model_len=_limit(config), eos_token_ids=spec.eos_token_ids, tokenizer=tokenizer,
         default_params=defaults or SamplingParams())
+    pricing = Pricing(scheduler, OnlineFit(scheduler.cost)) if device.type == "cuda" else None
     return Engine(config, facts, scheduler, loop_type(scheduler, runner), checks=(pipeline.check, constraints.check),
-                  pricing=Pricing(scheduler, OnlineFit(scheduler.cost)) if device.type == "cuda" else None, observers=observers)
+                  pricing=pricing, observers=observers)
 
 
 def _limit(config: EngineConfig) -> int:

@@ -1,0 +1,295 @@
+"""Decode throughput of whole engines: step time, tokens per second, and the distance from the byte roofline.
+
+    python -m aspire.bench.throughput --shape llama-3.1-8b --batch 16 --context 32768 --policy autoregressive aspire
+
+With --random-context the KV pool is filled with noise and taken as computed, so no prefill is paid. With
+--replay-acceptance drafts are accepted by a coin of that bias (a pure function of seed and position), for shapes
+without real weights; the output says so. Times are of steps with the full batch decoding.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aspire.bench.shapes import SHAPES, write_shape
+from aspire.build import assemble, device_kit, load_tokenizer
+from aspire.config import EngineConfig, EngineOptions
+from aspire.engine import Engine
+from aspire.model.build import build_model
+from aspire.model.resolve import resolve_model
+from aspire.model.spec import ModelSpec
+from aspire.ops.sample.noise import noise_words, uniform
+from aspire.request import SamplingParams
+from aspire.runtime.batch import StepInputs
+from aspire.runtime.cache import KVCache
+from aspire.runtime.devices import choose_device
+from aspire.runtime.judges import Judge, Outcome, SharedNoiseJudge
+from aspire.runtime.runner import Model
+from aspire.runtime.sampling import Mode
+from aspire.schedule.blocks import Allocation, BlockPool
+from aspire.stats import StepStats
+
+REPLAY_STREAM = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """batch requests of context tokens each; each decodes up to new_tokens."""
+
+    batch: int
+    context: int
+    new_tokens: int
+    temperature: float
+    random_context: bool
+    replay: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One policy. Seconds are medians or totals over steps in which the whole batch decodes.
+
+    roofline_ms: weights and the KV that the mean step reads, over the copy bandwidth. fraction: of it reached.
+    """
+
+    shape: str
+    policy: str
+    batch: int
+    context: int
+    tokens_per_second: float
+    step_ms: float
+    tokens_per_step: float
+    tokens_per_verification: float | None
+    acceptance: float | None
+    replayed: float | None
+    weights_ms: float
+    kv_ms: float
+    roofline_ms: float
+    fraction: float
+    prefill_seconds: float
+    prefill_tflops: float | None
+    steps: int
+
+
+class PretendCached(BlockPool):
+    """A pool that takes every prompt but its last token as computed."""
+
+    def allocate(self, request_id: str, token_ids: Sequence[int], num_tokens: int,
+                 salt: bytes = b"") -> Allocation | None:
+        allocation = super().allocate(request_id, token_ids, num_tokens, salt)
+        return None if allocation is None else Allocation(allocation.blocks, max(0, len(token_ids) - 1))
+
+
+class ReplayJudge:
+    """Accepts drafts by a coin of fixed bias; picks stay the model's."""
+
+    def __init__(self, judge: Judge, rate: float) -> None:
+        assert isinstance(judge, SharedNoiseJudge), "replay works on the shared-noise judge"
+        self.judge = judge
+        self.rate = rate
+
+    def decide(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Outcome:
+        outcome = self.judge.decide(logits, position, inputs, mode)
+        at = position[inputs.pick_index[:, :-1]]  # [R, K]
+        seed = self.judge.sampling.seed[inputs.slot][:, None].expand_as(at)
+        coin = uniform(noise_words(seed.reshape(-1), at.reshape(-1), 1, REPLAY_STREAM)).view(at.shape)
+        index = torch.arange(at.shape[1], device=at.device)
+        verified = torch.where((inputs.decode == 1) & (inputs.sparse == 0), inputs.num_drafted, 0)
+        passed = (coin < self.rate) & (index < verified[:, None])
+        return Outcome(outcome.picks, passed.int().cumprod(1).sum(1).long(), outcome.margin)
+
+
+class Recorder:
+    """Keeps the steps' statistics."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepStats] = []
+
+    def on_step(self, stats: StepStats) -> None:
+        self.steps.append(stats)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second of a large copy, read plus written; 1e11 assumed on the CPU."""
+    if device.type != "cuda":
+        return 1e11
+    source = torch.empty(1 << 30, dtype=torch.int32, device=device).random_()
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(12):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return 2 * source.numel() * 4 / (statistics.median(times) / 1e3)
+
+
+def fill_with_noise(cache: KVCache) -> None:
+    for tensor in (*cache.key, *cache.value):
+        flat = tensor.view(-1)
+        for first in range(0, len(flat), 1 << 26):
+            flat[first : first + (1 << 26)].normal_()
+
+
+class Bench:
+    """One model on one device; measures policies one after the other."""
+
+    def __init__(self, shape: str, *, model: str | None, dtype: str, options: EngineOptions) -> None:
+        self.shape = shape
+        self.options = options
+        self.device = choose_device("auto")
+        self.bandwidth = copy_bandwidth(self.device)
+        with tempfile.TemporaryDirectory() as directory:
+            name = model or str(write_shape(shape, Path(directory)))
+            source = resolve_model(name, load_format="auto" if model else "dummy")
+            kit = device_kit(self.device, batch_invariant=bool(options.get("batch_invariant")))
+            self.kit = kit
+            resolved = "bfloat16" if dtype == "auto" and self.device.type == "cuda" else dtype
+            self.dtype = "float32" if resolved == "auto" else resolved
+            decoder, self.spec = build_model(source, dtype=getattr(torch, self.dtype), device=self.device,
+                                             ops=kit.model_ops)
+            self.tokenizer = load_tokenizer(source) if model else None
+        self.model: Model = decoder
+        self.weight_bytes = decoder.weight_bytes
+
+    def measure(self, policy: str, work: Workload, prompts: Sequence[Sequence[int]] | None = None) -> Result:
+        """Throughput of one policy over one workload."""
+        recorder = Recorder()
+        engine = self._engine(policy, work, recorder)
+        if work.random_context:
+            generator = torch.Generator().manual_seed(0)
+            prompts = torch.randint(0, self.spec.vocab_size, (work.batch, work.context), generator=generator).tolist()
+        assert prompts is not None, "prompts, or random ones"
+        params = SamplingParams(temperature=work.temperature, max_tokens=work.new_tokens, ignore_eos=True,
+                                detokenize=False, seed=1)
+        for index, prompt in enumerate(prompts):
+            engine.add(str(index), prompt, params)
+        begun = time.monotonic()
+        decoding_since = None
+        while engine.has_unfinished and engine.scheduler.num_running + engine.scheduler.num_waiting == work.batch:
+            engine.advance()
+            if decoding_since is None and recorder.steps and not _prefills(recorder.steps[-1]):
+                self._wait()
+                decoding_since = time.monotonic() - begun
+        self._wait()
+        while engine.has_unfinished:
+            engine.advance()
+        return self._result(policy, work, recorder.steps, decoding_since or 0.0, engine)
+
+    def _engine(self, policy: str, work: Workload, recorder: Recorder) -> Engine:
+        limit = work.context + work.new_tokens + 1
+        options: EngineOptions = {"max_num_seqs": work.batch, "max_model_len": min(limit, self.spec.max_model_len),
+                                  "max_num_batched_tokens": 8192, "dtype": self.dtype,
+                                  "enable_prefix_caching": False, **self.options, "policy": policy}
+        config = EngineConfig.from_options(self.shape, options)
+        config = config.resolve(device=self.device.type, model_dtype=self.spec.dtype,
+                                model_limit=self.spec.max_model_len)
+        replay = work.replay
+        engine = assemble(
+            config, self.spec, self.model, self.tokenizer, device=self.device, kit=self.kit, observers=[recorder],
+            pool_type=PretendCached if work.random_context else BlockPool,
+            wrap_judge=(lambda judge: judge) if replay is None else (lambda judge: ReplayJudge(judge, replay)))
+        if work.random_context:
+            fill_with_noise(engine.loop.runner.setup.cache)  # type: ignore[attr-defined]
+        return engine
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _result(self, policy: str, work: Workload, steps: list[StepStats], prefill_seconds: float,
+                engine: Engine) -> Result:
+        full = [s for s in steps if len(s.rows) > 0 and not _prefills(s) and s.running == work.batch]
+        full = full[min(10, len(full) // 4) :]  # the first steps warm up
+        assert full, "no step had the whole batch decoding: raise new_tokens"
+        seconds = sum(s.duration for s in full)
+        emitted = sum(s.num_emitted for s in full)
+        drafted, accepted = sum(s.num_drafted for s in full), sum(s.num_accepted for s in full)
+        verifications = sum(1 for s in full for row in s.rows if row.kind == "verify")
+        kv = engine.scheduler.cost.kv
+        kv_bytes = statistics.mean(
+            sum(kv.sparse_bytes(work.context + work.new_tokens // 2, row.num_drafted) if row.kind == "draft"
+                else kv.full_bytes(work.context + work.new_tokens // 2) for row in s.rows) for s in full)
+        weights_ms, kv_ms = 1e3 * self.weight_bytes / self.bandwidth, 1e3 * kv_bytes / self.bandwidth
+        step_ms = 1e3 * seconds / len(full)
+        return Result(
+            shape=self.shape, policy=policy, batch=work.batch, context=work.context,
+            tokens_per_second=emitted / seconds, step_ms=step_ms, tokens_per_step=emitted / len(full),
+            tokens_per_verification=emitted / verifications if verifications else None,
+            acceptance=accepted / drafted if drafted else None, replayed=work.replay, weights_ms=weights_ms,
+            kv_ms=kv_ms, roofline_ms=weights_ms + kv_ms, fraction=(weights_ms + kv_ms) / step_ms,
+            prefill_seconds=prefill_seconds, prefill_tflops=self._prefill_tflops(work, prefill_seconds),
+            steps=len(full))
+
+    def _prefill_tflops(self, work: Workload, seconds: float) -> float | None:
+        """Matrix products of weights and attention over the time to the first all-decoding step."""
+        if work.random_context or not seconds:
+            return None
+        return prefill_flops(self.spec, work.batch, work.context) / seconds / 1e12
+
+
+def prefill_flops(spec: ModelSpec, batch: int, context: int) -> float:
+    """2 per weight and token (embedding table and output head left out), 4 * heads * dim per causal query-key pair."""
+    weights = spec.num_parameters() - spec.vocab_size * spec.hidden_size * (1 if spec.tied_embeddings else 2)
+    pairs = context * (context + 1) / 2
+    return batch * (2.0 * weights * context + 4.0 * spec.num_layers * spec.num_heads * spec.head_dim * pairs)
+
+
+def _prefills(stats: StepStats) -> bool:
+    return any(row.kind == "prefill" for row in stats.rows)
+
+
+def print_table(results: Sequence[Result]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("shape", "policy", "batch x context", "tokens/s", "step ms", "tokens/step", "tokens/verif.",
+                  "accepted", "weights ms", "KV ms", "of roofline", "prefill s")
+    for r in results:
+        accepted = "-" if r.acceptance is None else f"{r.acceptance:.3f}" + ("" if r.replayed is None else " replayed")
+        table.add_row(r.shape, r.policy, f"{r.batch} x {r.context}", f"{r.tokens_per_second:.0f}", f"{r.step_ms:.3f}",
+                      f"{r.tokens_per_step:.2f}",
+                      "-" if r.tokens_per_verification is None else f"{r.tokens_per_verification:.2f}", accepted,
+                      f"{r.weights_ms:.2f}", f"{r.kv_ms:.2f}", f"{r.fraction:.1%}", f"{r.prefill_seconds:.1f}")
+    Console(width=160).print(table)
+    for result in results:
+        print(json.dumps(asdict(result)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=list(SHAPES))
+    parser.add_argument("--policy", nargs="+", default=["autoregressive", "aspire"])
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--context", type=int, default=32768)
+    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--replay-acceptance", type=float, default=None)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--loop", default="auto", choices=["auto", "plain", "overlapped"])
+    parser.add_argument("--batch-invariant", action="store_true")
+    args = parser.parse_args()
+    options: EngineOptions = {"loop": args.loop, "batch_invariant": args.batch_invariant, "capture_at_start": False}
+    bench = Bench(args.shape, model=None, dtype=args.dtype, options=options)
+    results = []
+    for policy in args.policy:
+        replay = None if policy == "autoregressive" else args.replay_acceptance
+        work = Workload(args.batch, args.context, args.new_tokens, args.temperature, True, replay)
+        results.append(bench.measure(policy, work))
+    print_table(results)
+
+
+if __name__ == "__main__":
+    main()
