@@ -41,7 +41,8 @@ class Engine:
 
     def __init__(self, config: EngineConfig, facts: ModelFacts, scheduler: Scheduler,
                  loop: PlainLoop | OverlappedLoop, *, checks: Sequence[Callable[[SamplingParams], None]] = (),
-                 pricing: Pricing | None = None, observers: Sequence[Observer] = (), clock: Clock = time.monotonic) -> None:
+                 pricing: Pricing | None = None, observers: Sequence[Observer] = (),
+                 clock: Clock = time.monotonic) -> None:
         """checks: further tests of a request's params, raising ValueError. pricing: learns what steps cost."""
         self.config = config
         self.facts = facts

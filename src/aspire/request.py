@@ -107,7 +107,8 @@ class SamplingParams:
             raise ValueError("stop strings need detokenize=True, got detokenize=False")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
-            _check(value is None or (_is_int(value) and 0 <= value <= 20), name, value, "an integer in [0, 20], or None")
+            _check(value is None or (_is_int(value) and 0 <= value <= 20), name, value,
+                   "an integer in [0, 20], or None")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(_is_number(value) and -2 <= value <= 2, name, value, "in [-2, 2]")
