@@ -20,7 +20,7 @@ MAX_BODY_LINES = 60
 # Who may import whom inside the package, by first name below `aspire`; every part may import itself.
 VALUES = {"request", "stats", "outputs", "totals", "engine_stats", "progress", "samples"}
 ENGINE_PARTS = {"schedule", "speculation", "runtime", "parallel", "model", "attention", "ops", "sampling", "text",
-                "config", "loop"}
+                "config", "loop", "pricing"}
 ENGINE = VALUES | ENGINE_PARTS | {"engine", "build", "llm"}
 ARROWS = {
     "request": set(),
@@ -34,6 +34,8 @@ ARROWS = {
     "schedule": {"request", "speculation"},
     "simulate": {"request", "speculation", "schedule"},
     "loop": {"request", "schedule"},
+    "pricing": {"schedule", "speculation"},
+    "pricing": {"schedule", "speculation"},
     "plots": {"stats", "simulate"},
     "ops": {"attention"},  # the values of attention/rows.py only, see wrong_arrows
     "attention": {"ops"},
@@ -157,13 +159,13 @@ def test_pure_parts_import_the_standard_library_only(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_files_have_a_docstring_and_a_size(path: Path) -> None:
-    """Planted fault: 301 lines without a reason. A docstring gives its reason with the word "lines"."""
+    """Planted fault: 301 lines without a reason. A docstring gives its reason in a sentence with "long because"."""
     text = path.read_text(encoding="utf-8")
     docstring = ast.get_docstring(parse(path)) or ""
     if text.strip() and path.name != "__init__.py":
         assert docstring, "a file says in its docstring what it is for"
-    assert len(text.splitlines()) <= MAX_FILE_LINES or re.search(r"\blines\b", docstring), (
-        f"{len(text.splitlines())} lines need a reason in the docstring, or a split")
+    assert len(text.splitlines()) <= MAX_FILE_LINES or "long because" in docstring.lower(), (
+        f'{len(text.splitlines())} lines need a reason in the docstring ("Long because ..."), or a split')
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
