@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
