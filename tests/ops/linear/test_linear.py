@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from aspire.ops.linear.configs import GRAIN, Tile, choose_config, split_inputs
+from aspire.ops.linear.configs import choose_config, split_inputs
 from aspire.ops.linear.reference import linear
+from aspire.ops.linear.values import GRAIN, Loads, Tile
 
 SHAPES = ((5, 33, 70, True), (3, 20, 600, False), (34, 32, 1024, True), (1, 17, 576, True))  # rows, N, K, bias
 GPU_SHAPES = (*SHAPES, (150, 640, 4096, True), (400, 960, 576, True), (3, 70, 1100, False))
@@ -40,19 +41,39 @@ def test_kernel_interpreted(rows: int, outputs: int, inputs: int, bias: bool) ->
     check_linear(rows, outputs, inputs, bias, torch.float32, "cpu")
 
 
+LOADS: tuple[Loads, ...] = ("pointers", "descriptors")
+TILES: tuple[tuple[bool, Loads, int], ...] = tuple(
+    (spread, loads, extra) for spread in (True, False) for loads in LOADS for extra in (0, 16))
+
+
 @pytest.mark.interpret
-@pytest.mark.parametrize("loads", ["pointers", "descriptors"])
-@pytest.mark.parametrize("spread", [True, False], ids=["spread", "serial"])
-@pytest.mark.parametrize("inputs", [768, 960], ids=["even", "short-last-chunk"])
-def test_tiles_interpreted(inputs: int, spread: bool, loads: str) -> None:
-    """Every path of the kernel. Planted fault: token tiles of a short last group mapped to the group before."""
-    from aspire.ops.linear.configs import LinearConfig
+@pytest.mark.parametrize(("splits", "inputs"), [(1, 328), (2, 768), (3, 840)])
+def test_every_path_interpreted(splits: int, inputs: int) -> None:
+    """Planted faults: token tiles of a short last group mapped to the group before; the extra tokens' chunks stored
+    over the others'. Bits are compared on the GPU: NumPy's product, which interprets a dot, has other ones by shape."""
+    from aspire.ops.linear.values import LinearConfig
     from aspire.testing.model_op_checks import check_linear_tile
 
-    chunk = 384
-    tile = Tile(32, 16, 64, 4, 2, spread=spread, loads="descriptors" if loads == "descriptors" else "pointers", group=2)
-    config = LinearConfig(-(-inputs // chunk), chunk, ((1 << 30, tile),))
-    check_linear_tile(40, 48, inputs, config=config, tile=tile, dtype=torch.float32, device="cpu")
+    config = LinearConfig(splits, -(-inputs // splits // GRAIN) * GRAIN, ())
+    for spread, loads, extra in TILES:
+        tile = Tile(32, 16, 64, 4, 2, spread=spread, loads=loads, extra=extra, group=2)
+        check_linear_tile(40, 48, inputs, config=config, tile=tile, dtype=torch.float32, device="cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("splits", "inputs"), [(1, 328), (2, 768), (3, 840)])
+def test_every_tile_gives_the_same_bits(splits: int, inputs: int, dtype: torch.dtype) -> None:
+    """Planted faults: chunks added in the order of arrival; a depth that does not divide the chunk."""
+    from aspire.ops.linear.values import LinearConfig
+    from aspire.testing.model_op_checks import check_linear_tile
+
+    config = LinearConfig(splits, -(-inputs // splits // GRAIN) * GRAIN, ())
+    outs = [check_linear_tile(300, 208, inputs, config=config, dtype=dtype, device="cuda",
+                              tile=Tile(weights, tokens, depth, warps, 2, spread, loads, extra, 2))
+            for spread, loads, extra in TILES
+            for weights, tokens, depth, warps in ((64, 16, 128, 4), (128, 128, 64, 8), (64, 64, 32, 4))]
+    assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 @pytest.mark.gpu

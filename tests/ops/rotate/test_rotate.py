@@ -33,7 +33,7 @@ def test_kernel_interpreted(tokens: int, heads: int, kv_heads: int, dim: int, ha
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("tokens", "heads", "kv_heads", "dim", "half"), [*SHAPES, (70, 32, 8, 128, 64)])
 def test_kernel_on_gpu(tokens: int, heads: int, kv_heads: int, dim: int, half: int, dtype: torch.dtype) -> None:
-    """The compiled kernel gives the reference's bits below float32. Planted fault: products kept in float32."""
+    """The compiled kernel gives the reference's bits. Fault found: products fused with their sum, unrounded."""
     from aspire.testing.model_op_checks import check_rotate
 
     check_rotate(tokens, heads, kv_heads, dim, half, dtype=dtype, device="cuda")

@@ -11,28 +11,35 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from aspire.ops.linear.configs import GRAIN, LinearConfig, Loads, Tile, choose_config, choose_tile, fit_tile
+from aspire.ops.linear.configs import choose_config, choose_tile, fit_tile
+from aspire.ops.linear.values import GRAIN, LinearConfig, Loads, Tile
 
 MAX_SPLIT_TILES = 1 << 15  # output tiles of one call whose chunks go to different programs
 
 
 @triton.jit
 def add_chunk(
-    acc, x, weight,  # acc float32 [BW, BT]
-    first, last, w, t, num_rows, outputs, inputs, x_stride,
-    BW: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    GRAIN: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    acc, more, x, x_more, weight,  # acc float32 [BW, BT], more float32 [BW, EXTRA]
+    first, last, w, start, num_rows, outputs, inputs, x_stride,
+    BW: tl.constexpr, BT: tl.constexpr, EXTRA: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr, GRAIN: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):
-    """acc + weight rows times tokens over inputs [first * GRAIN, last)."""
+    """acc and more + weight rows times tokens from `start` over inputs [first * GRAIN, last)."""
     if DESCRIPTORS:
         for k in range(first * GRAIN, last, BK):
-            acc = tl.dot(weight.load([w * BW, k]), x.load([t * BT, k]).T, acc, input_precision=PRECISION)
+            a = weight.load([w * BW, k])
+            acc = tl.dot(a, x.load([start, k]).T, acc, input_precision=PRECISION)
+            if EXTRA > 0:
+                more = tl.dot(a, x_more.load([start + BT, k]).T, more, input_precision=PRECISION)
     else:
         rows = w * BW + tl.arange(0, BW)
-        tokens = t * BT + tl.arange(0, BT)
+        tokens = start + tl.arange(0, BT)
         i = tl.arange(0, BK)
         weight_at = weight + rows.to(tl.int64)[:, None] * inputs + i[None, :]
         x_at = x + tokens.to(tl.int64)[None, :] * x_stride + i[:, None]
+        if EXTRA > 0:
+            tokens_more = start + BT + tl.arange(0, EXTRA)
+            x_more_at = x + tokens_more.to(tl.int64)[None, :] * x_stride + i[:, None]
         for k in range(first * GRAIN, last, BK):
             if EVEN:
                 a = tl.load(weight_at + k)
@@ -42,84 +49,136 @@ def add_chunk(
                 a = tl.load(weight_at + k, mask=(rows < outputs)[:, None] & inside[None, :], other=0.0)
                 b = tl.load(x_at + k, mask=(tokens < num_rows)[None, :] & inside[:, None], other=0.0)
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    return acc
+            if EXTRA > 0:
+                c = tl.load(x_more_at + k, mask=(tokens_more < num_rows)[None, :] & (k + i < last)[:, None], other=0.0)
+                more = tl.dot(a, c, more, input_precision=PRECISION)
+    return acc, more
 
 
-@triton.jit(do_not_specialize=["num_rows", "splits", "chunk"])
-def linear_kernel(
-    x,  # [num_rows, inputs], or its descriptor of blocks [BT, BK]
-    weight,  # [outputs, inputs], or its descriptor of blocks [BW, BK]
-    bias,  # [outputs] or None
-    out,  # [num_rows, outputs]
-    partials,  # float32 [tiles, splits, BW, BT]; SPREAD only
-    arrivals,  # int32 [tiles], zero before and after; SPREAD only
-    num_rows, outputs, inputs, x_stride, splits, chunk,  # chunk in units of GRAIN inputs
-    SPLIT: tl.constexpr, SPREAD: tl.constexpr, GROUP: tl.constexpr, BW: tl.constexpr, BT: tl.constexpr,
-    BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, GRAIN: tl.constexpr, DESCRIPTORS: tl.constexpr,
-):
-    """SPLIT: there are several chunks. SPREAD: each has a program of its own (program axis 1)."""
-    token_tiles = (num_rows + BT - 1) // BT
-    weight_tiles = (outputs + BW - 1) // BW
-    tile = tl.program_id(0)
-    # Token tiles of a group first: they share a weight tile in the L2 cache.
-    group = tile // (GROUP * weight_tiles)
-    place = tile % (GROUP * weight_tiles)
-    width = tl.minimum(token_tiles - group * GROUP, GROUP)
-    t = group * GROUP + place % width
-    w = place // width
+@triton.jit
+def store_partial(to, acc, first_token, w, num_rows, outputs, BW: tl.constexpr, BT: tl.constexpr):
+    """acc [BW, BT] to `to`, as far as it is part of the product."""
+    used = (w * BW + tl.arange(0, BW) < outputs)[:, None] & (first_token + tl.arange(0, BT) < num_rows)[None, :]
+    tl.store(to + tl.arange(0, BW)[:, None] * BT + tl.arange(0, BT)[None, :], acc, mask=used)
+
+
+@triton.jit
+def sum_partials(first, stride, splits, first_token, w, num_rows, outputs, BW: tl.constexpr, BT: tl.constexpr):
+    """The sum in their order of `splits` stored [BW, BT], `stride` apart."""
+    used = (w * BW + tl.arange(0, BW) < outputs)[:, None] & (first_token + tl.arange(0, BT) < num_rows)[None, :]
+    at = first + tl.arange(0, BW)[:, None] * BT + tl.arange(0, BT)[None, :]
+    total = tl.zeros([BW, BT], dtype=tl.float32)
+    for part in range(splits):
+        total += tl.load(at + part * stride, mask=used, other=0.0, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def store_product(out, total, bias, first_token, w, num_rows, outputs, BW: tl.constexpr, BT: tl.constexpr):
+    """total [BW, BT], plus bias, to out [num_rows, outputs]."""
     rows = w * BW + tl.arange(0, BW)
-    tokens = t * BT + tl.arange(0, BT)
-    zero = tl.zeros([BW, BT], dtype=tl.float32)
-    if not SPLIT:
-        total = add_chunk(zero, x, weight, 0, inputs, w, t, num_rows, outputs, inputs, x_stride, BW, BT, BK, EVEN,
-                          PRECISION, GRAIN, DESCRIPTORS)
-    elif not SPREAD:
-        total = zero
-        for s in range(splits):
-            total += add_chunk(zero, x, weight, s * chunk, tl.minimum((s + 1) * chunk * GRAIN, inputs), w, t, num_rows,
-                               outputs, inputs, x_stride, BW, BT, BK, EVEN, PRECISION, GRAIN, DESCRIPTORS)
-    else:
-        s = tl.program_id(1)
-        acc = add_chunk(zero, x, weight, s * chunk, tl.minimum((s + 1) * chunk * GRAIN, inputs), w, t, num_rows,
-                        outputs, inputs, x_stride, BW, BT, BK, EVEN, PRECISION, GRAIN, DESCRIPTORS)
-        at = tl.arange(0, BW)[:, None] * BT + tl.arange(0, BT)[None, :]
-        mine = partials + tile.to(tl.int64) * splits * (BW * BT)
-        used = (tokens < num_rows)[None, :] & (rows < outputs)[:, None]
-        tl.store(mine + s * (BW * BT) + at, acc, mask=used)
-        tl.debug_barrier()  # every thread's part is written before one of them says so
-        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") != splits - 1:
-            return
-        total = zero
-        for part in range(splits):
-            total += tl.load(mine + part * (BW * BT) + at, mask=used, other=0.0, cache_modifier=".cg")
-        tl.store(arrivals + tile, 0)
+    tokens = first_token + tl.arange(0, BT)
     if bias is not None:
         total += tl.load(bias + rows, mask=rows < outputs, other=0.0).to(tl.float32)[:, None]
     to = out + tokens.to(tl.int64)[None, :] * outputs + rows[:, None]
     tl.store(to, total.to(out.dtype.element_ty), mask=(tokens < num_rows)[None, :] & (rows < outputs)[:, None])
 
 
+@triton.jit(do_not_specialize=["num_rows", "splits", "chunk"])
+def linear_kernel(
+    x,  # [num_rows, inputs], or its descriptor of blocks [BT, BK]
+    x_more,  # the descriptor of blocks [EXTRA, BK], or None
+    weight,  # [outputs, inputs], or its descriptor of blocks [BW, BK]
+    bias,  # [outputs] or None
+    out,  # [num_rows, outputs]
+    partials,  # float32 [tiles, splits, BW * (BT + EXTRA)]; SPREAD only
+    arrivals,  # int32 [tiles], zero before and after; SPREAD only
+    num_rows, outputs, inputs, x_stride, splits, chunk,  # chunk in units of GRAIN inputs
+    SPLIT: tl.constexpr, SPREAD: tl.constexpr, GROUP: tl.constexpr, BW: tl.constexpr, BT: tl.constexpr,
+    EXTRA: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, GRAIN: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """SPLIT: there are several chunks. SPREAD: each has a program of its own (program axis 1).
+
+    A tile is BW outputs of BT + EXTRA tokens: two products share the weights, for widths between powers of two.
+    """
+    token_tiles = (num_rows + BT + EXTRA - 1) // (BT + EXTRA)
+    weight_tiles = (outputs + BW - 1) // BW
+    tile = tl.program_id(0)
+    # Token tiles of a group first: they share a weight tile in the L2 cache.
+    group = tile // (GROUP * weight_tiles)
+    place = tile % (GROUP * weight_tiles)
+    width = tl.minimum(token_tiles - group * GROUP, GROUP)
+    start = (group * GROUP + place % width) * (BT + EXTRA)
+    w = place // width
+    zero = tl.zeros([BW, BT], dtype=tl.float32)
+    zero_more = tl.zeros([BW, EXTRA if EXTRA > 0 else 16], dtype=tl.float32)
+    if not SPLIT:
+        total, more = add_chunk(zero, zero_more, x, x_more, weight, 0, inputs, w, start, num_rows, outputs, inputs,
+                                x_stride, BW, BT, EXTRA, BK, EVEN, PRECISION, GRAIN, DESCRIPTORS)
+    elif not SPREAD:
+        total = zero
+        more = zero_more
+        for s in range(splits):
+            acc, acc_more = add_chunk(zero, zero_more, x, x_more, weight, s * chunk,
+                                      tl.minimum((s + 1) * chunk * GRAIN, inputs), w, start, num_rows, outputs, inputs,
+                                      x_stride, BW, BT, EXTRA, BK, EVEN, PRECISION, GRAIN, DESCRIPTORS)
+            total += acc
+            if EXTRA > 0:
+                more += acc_more
+    else:
+        s = tl.program_id(1)
+        acc, acc_more = add_chunk(zero, zero_more, x, x_more, weight, s * chunk,
+                                  tl.minimum((s + 1) * chunk * GRAIN, inputs), w, start, num_rows, outputs, inputs,
+                                  x_stride, BW, BT, EXTRA, BK, EVEN, PRECISION, GRAIN, DESCRIPTORS)
+        size: tl.constexpr = BW * (BT + EXTRA)
+        first = partials + tile.to(tl.int64) * splits * size
+        store_partial(first + s * size, acc, start, w, num_rows, outputs, BW, BT)
+        if EXTRA > 0:
+            store_partial(first + s * size + BW * BT, acc_more, start + BT, w, num_rows, outputs, BW, EXTRA)
+        tl.debug_barrier()  # every thread's part is written before one of them says so
+        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") != splits - 1:
+            return
+        total = sum_partials(first, size, splits, start, w, num_rows, outputs, BW, BT)
+        if EXTRA > 0:
+            more = sum_partials(first + BW * BT, size, splits, start + BT, w, num_rows, outputs, BW, EXTRA)
+        tl.store(arrivals + tile, 0)
+    store_product(out, total, bias, start, w, num_rows, outputs, BW, BT)
+    if EXTRA > 0:
+        store_product(out, more, bias, start + BT, w, num_rows, outputs, BW, EXTRA)
+
+
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None, arrivals: Tensor, config: LinearConfig,
            tile: Tile) -> Tensor:
     """The product by one tile shape. arrivals: int32, zeros, one per output tile at least; zeros again afterwards."""
     (num_rows, inputs), outputs = x.shape, weight.shape[0]
+    assert GRAIN % tile.depth == 0, "a chunk is whole steps"
     out = torch.empty(num_rows, outputs, dtype=x.dtype, device=x.device)
-    tiles = triton.cdiv(num_rows, tile.tokens) * triton.cdiv(outputs, tile.weights)
+    width = tile.tokens + tile.extra
+    tiles = triton.cdiv(num_rows, width) * triton.cdiv(outputs, tile.weights)
     spread = tile.spread and config.splits > 1
     partials = None
     if spread:
         assert tiles <= arrivals.numel(), f"{tiles} tiles, {arrivals.numel()} counters"
-        partials = torch.empty(tiles, config.splits, tile.weights, tile.tokens, dtype=torch.float32, device=x.device)
+        partials = torch.empty(tiles, config.splits, tile.weights * width, dtype=torch.float32, device=x.device)
     described = tile.loads == "descriptors" and inputs % 8 == 0 and x.stride(0) % 8 == 0  # 16-byte rows
-    even = outputs % tile.weights == 0 and inputs % tile.depth == 0
+    x_in, x_more, weight_in = describe(x, weight, tile) if described else (x, None, weight)
+    even = described or (outputs % tile.weights == 0 and inputs % tile.depth == 0)
     linear_kernel[(tiles, config.splits if spread else 1)](
-        TensorDescriptor.from_tensor(x, [tile.tokens, tile.depth]) if described else x,
-        TensorDescriptor.from_tensor(weight, [tile.weights, tile.depth]) if described else weight,
-        bias, out, partials, arrivals if spread else None, num_rows, outputs, inputs, x.stride(0), config.splits,
-        config.chunk // GRAIN, SPLIT=config.splits > 1, SPREAD=spread, GROUP=tile.group, BW=tile.weights,
-        BT=tile.tokens, BK=tile.depth, EVEN=even, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        GRAIN=GRAIN, DESCRIPTORS=described, num_warps=tile.warps, num_stages=tile.stages)
+        x_in, x_more, weight_in, bias, out, partials, arrivals if spread else None, num_rows, outputs, inputs,
+        x.stride(0), config.splits, config.chunk // GRAIN, SPLIT=config.splits > 1, SPREAD=spread, GROUP=tile.group,
+        BW=tile.weights, BT=tile.tokens, EXTRA=tile.extra, BK=tile.depth, EVEN=even,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", GRAIN=GRAIN, DESCRIPTORS=described,
+        num_warps=tile.warps, num_stages=tile.stages)
     return out
+
+
+def describe(x: Tensor, weight: Tensor, tile: Tile) -> tuple[TensorDescriptor, TensorDescriptor | None,
+                                                             TensorDescriptor]:
+    """Descriptors of x in blocks of tokens, in blocks of extra tokens, and of the weights."""
+    return (TensorDescriptor.from_tensor(x, [tile.tokens, tile.depth]),
+            TensorDescriptor.from_tensor(x, [tile.extra, tile.depth]) if tile.extra else None,
+            TensorDescriptor.from_tensor(weight, [tile.weights, tile.depth]))
 
 
 class Linear:

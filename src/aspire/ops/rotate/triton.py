@@ -61,7 +61,7 @@ def rotate_kernel(
 
 
 def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """See reference.py. The outputs are contiguous. In float32 a fused multiply-add may differ in the last bit."""
+    """See reference.py. The outputs are contiguous. The bits are the reference's."""
     (num_tokens, heads, dim), kv_heads, half = query.shape, key.shape[1], cos.shape[-1]
     assert query.stride(2) == key.stride(2) == cos.stride(1) == sin.stride(1) == 1, "last dimensions are contiguous"
     assert cos.stride(0) == sin.stride(0), "cosines and sines have one layout"
@@ -74,5 +74,6 @@ def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     rotate_kernel[(num_tokens, programs)](
         query, key, cos, sin, *outs, query.stride(0), query.stride(1), key.stride(0), key.stride(1), cos.stride(0),
         H=heads, K=kv_heads, D=dim, HALF=half, BLOCK=triton.next_power_of_2(half),
-        REST=triton.next_power_of_2(rest) if rest else 0, HB=HEADS_PER_PROGRAM, num_warps=1)
+        REST=triton.next_power_of_2(rest) if rest else 0, HB=HEADS_PER_PROGRAM, num_warps=1,
+        enable_fp_fusion=False)  # else the compiler narrows the products and fuses them, without their rounding
     return outs[0], outs[1]
