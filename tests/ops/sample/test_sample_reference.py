@@ -7,7 +7,7 @@ import torch
 
 from aspire.ops.sample.noise import exp32, gumbel, log32, noise, noise_words, philox
 from aspire.ops.sample.reference import filter_threshold, probabilities, sample
-from aspire.ops.sample.rows import SamplingRows
+from aspire.ops.sample.rows import SamplingRows, seed_bits
 
 
 def make_rows(n: int, *, mode: str = "filtered", **values: object) -> SamplingRows:
@@ -181,3 +181,11 @@ def test_samples_follow_the_softmax(filters: dict[str, float]) -> None:
     statistic = float(((counts - expected)[kept] ** 2 / expected[kept]).sum())
     bound = df + 2 * math.sqrt(df * math.log(1e6)) + 2 * math.log(1e6)
     assert statistic < bound
+
+
+@pytest.mark.parametrize(("seed", "bits"), [(0, 0), (-1, -1), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 + 5, 5),
+                                            (-(2**63) - 1, 2**63 - 1)])
+def test_seed_bits(seed: int, bits: int) -> None:
+    """Users may pass any integer. Fails when the wrap is at 2^64 only: tensors refuse 2^63."""
+    assert seed_bits(seed) == bits
+    assert int(torch.tensor(seed_bits(seed))) == bits

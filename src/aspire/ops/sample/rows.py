@@ -42,3 +42,8 @@ class Picks:
 
     token: Tensor  # int64 [N]
     margin: Tensor  # float32 [N]
+
+
+def seed_bits(seed: int) -> int:
+    """Any integer seed as the int64 that SamplingRows holds: its lowest 64 bits."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
