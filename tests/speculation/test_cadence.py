@@ -187,7 +187,7 @@ def test_direct_reaches_the_brute_force_rate(seed: int) -> None:
     batch's rate: at least 99 % of most tokens a second. Priced with the own rate: at most 1 % over the least time
     for the same tokens of each. The default: within 10 % of both where requests differ most.
 
-    Planted faults: R left out of the price of the verification; `_climb` going up only.
+    Planted faults: R left out of the price of the verification; the batch's rate measured without its drafts.
     """
     rng = random.Random(seed)
     requests = {f"r{i}": rng.choice([1000, 4000, 16_000, 64_000]) for i in range(3)}
@@ -217,6 +217,17 @@ def test_direct_stops_speculating_when_it_cannot_win_and_still_probes() -> None:
     always = settle(Direct(min_draft=1), {"a": 300}, Outlook(KnownAcceptance(rates), model()), steps=40)["a"]
     assert set(always) == {1}
     assert set(settle(Direct(), {"a": 300}, Outlook(KnownAcceptance(rates), nominal(shape())))["a"]) == {1}
+
+
+def test_direct_follows_acceptance_both_ways() -> None:
+    """Planted fault: targets kept across verdicts."""
+    acceptance = KnownAcceptance({"a": 0.97})
+    outlook, cadence = Outlook(acceptance, nominal(shape())), Direct()
+    high = settle(cadence, {"a": 8000}, outlook)["a"][-1]
+    acceptance.rates["a"] = 0.7
+    low = settle(cadence, {"a": 8000}, outlook)["a"][-1]
+    acceptance.rates["a"] = 0.97
+    assert low <= 5 < 10 <= high == settle(cadence, {"a": 8000}, outlook)["a"][-1]
 
 
 def test_direct_under_assumed_prices_drafts_six_to_twelve() -> None:

@@ -22,7 +22,19 @@ def configs(draw: st.DrawFn) -> SelectionConfig:
 @given(configs(), st.integers(1, 5000), st.integers(0, 20))
 def test_the_three_ranges_never_overlap_and_keep_to_the_budget(config: SelectionConfig, context: int,
                                                                drafted: int) -> None:
-    """Planted faults: the tail rounded up instead of down; num_units not capped by the units there are."""
+    """Planted fault: the tail rounded up instead of down."""
+    check_ranges(config, context, drafted)
+
+
+@given(configs())
+def test_the_ranges_where_the_budget_nearly_covers_the_context(config: SelectionConfig) -> None:
+    """Planted fault: a context one token over the allowance read whole by the tail, yet selected from."""
+    covered = max(1, config.allowance(1000))
+    for context in range(covered, covered + 2 * config.unit + 1):
+        check_ranges(config, context, 3)
+
+
+def check_ranges(config: SelectionConfig, context: int, drafted: int) -> None:
     tail, units = config.tail_start(context), config.num_units(context)
     assert tail % config.unit == 0
     if tail == 0:

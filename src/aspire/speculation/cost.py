@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from aspire.schedule.plan import StepPlan
 
 
+TRUSTED_ERROR = 0.05  # relative; a fit counts larger errors linearly
+
+
 @dataclass(frozen=True, slots=True)
 class KvShape:
     """KV bytes that a row reads, on one device.
@@ -129,7 +132,7 @@ class Sample:
 
 
 def fit(samples: "list[Sample]", kv: KvShape, *, num_knees: int = 12) -> CostModel:
-    """Non-negative least squares of relative errors, Huber-weighted against outliers (two reweightings).
+    """Non-negative least squares of relative errors, Huber-weighted against outliers.
 
     For a given knee K the model is linear: t = base + per_token * max(K, tokens) + per_byte * bytes; K is searched
     over quantiles of the tokens. Steps all below the knee cannot tell base from weights: the knee then is the largest
@@ -157,18 +160,22 @@ def _knees(tokens: list[float], count: int) -> list[float]:
 
 def _robust_fit(columns: list[tuple[float, float, float]],
                 samples: list[Sample]) -> tuple[tuple[float, float, float], float]:
-    """Coefficients and the sum of Huber losses of relative errors (errors beyond 3 median errors count linearly)."""
-    trust = [s.weight / (s.seconds * s.seconds) for s in samples]
-    weights, solution, errors = trust, (0.0, 0.0, 0.0), [0.0]
-    for _ in range(3):
-        solution = _non_negative(columns, [s.seconds for s in samples], weights)
-        b, t, y = solution
-        errors = [abs(b * c0 + t * c1 + y * c2 - s.seconds) / s.seconds
-                  for (c0, c1, c2), s in zip(columns, samples, strict=True)]
-        bound = max(1e-9, 3.0 * sorted(errors)[len(errors) // 2])
-        weights = [w * min(1.0, bound / max(e, 1e-12)) for w, e in zip(trust, errors, strict=True)]
-    bound = max(1e-9, 0.05)
-    loss = sum(s.weight * (e * e if e < bound else 2 * bound * e - bound * bound)
+    """Coefficients and the sum of Huber losses of errors relative to the fit. Errors relative to the measured time
+    would let a step that reads too short rule the fit."""
+    seconds = [s.seconds for s in samples]
+    typical = sorted(seconds)[len(seconds) // 2]
+    scale = [max(t, typical) for t in seconds]
+    trust = [1.0] * len(samples)
+    solution, errors = (0.0, 0.0, 0.0), [0.0]
+    for _ in range(4):
+        weights = [s.weight * t / (y * y) for s, t, y in zip(samples, trust, scale, strict=True)]
+        solution = _non_negative(columns, seconds, weights)
+        base, per_token, per_byte = solution
+        scale = [max(base * one + per_token * n + per_byte * kv, 0.1 * typical) for one, n, kv in columns]
+        errors = [abs(y - t) / y for y, t in zip(scale, seconds, strict=True)]
+        bound = max(TRUSTED_ERROR, 3.0 * sorted(errors)[len(errors) // 2])
+        trust = [min(1.0, bound / max(e, 1e-12)) for e in errors]
+    loss = sum(s.weight * (e * e if e < TRUSTED_ERROR else TRUSTED_ERROR * (2.0 * e - TRUSTED_ERROR))
                for e, s in zip(errors, samples, strict=True))
     return solution, loss
 

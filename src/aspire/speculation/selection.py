@@ -58,11 +58,10 @@ class SelectionConfig:
 
     def num_units(self, context: int) -> int:
         """Units to select for a context of that many tokens; 0 when the whole context is read anyway."""
-        tail_start = self.tail_start(context)
-        if tail_start == 0:
+        if self.tail_start(context) == 0:
             return 0
-        wanted = (self.allowance(context) - self.sinks - self.window) // self.unit
-        return max(0, min(wanted, (tail_start - self.sinks) // self.unit))
+        # There are that many between sinks and tail, as the context exceeds the allowance, in whole units.
+        return max(0, self.allowance(context) - self.sinks - self.window) // self.unit
 
     def tail_start(self, context: int) -> int:
         """Where the tail begins for a context of that many tokens: a multiple of `unit`; 0 when the budget covers
