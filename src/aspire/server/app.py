@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 import aspire
 from aspire.async_engine import AsyncLLM, DrainingError, EngineDeadError, QueueFullError
-from aspire.server import chat, completions, misc
+from aspire.server import chat, completions, dashboard, misc
 from aspire.server import generate as generate_route
 from aspire.server.config import ServerConfig
 from aspire.server.errors import ApiError, as_api_error, bad_request
@@ -46,6 +46,8 @@ def create_app(llm: AsyncLLM, config: ServerConfig | None = None) -> FastAPI:
     _add_errors(app)
     _add_generation(app, service)
     _add_misc(app, service, metrics)
+    if config.dashboard:
+        _add_dashboard(app, service)
     app.add_middleware(Guard, config=config)
     if config.allowed_origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["GET", "POST"],
@@ -102,6 +104,23 @@ def _add_misc(app: FastAPI, service: Service, metrics: Metrics) -> None:
         _route(app, "GET", path, handler)
     for path, poster in (("/tokenize", tokenize), ("/detokenize", detokenize)):
         _route(app, "POST", path, poster)
+
+
+def _add_dashboard(app: FastAPI, service: Service) -> None:
+    watchers = dashboard.Watchers(service)
+
+    async def page() -> Response:
+        return dashboard.page()
+
+    async def static_file(name: str) -> Response:
+        return dashboard.static_file(name)
+
+    async def stream(interval: float = 0.25) -> Response:
+        return watchers.stream(interval)
+
+    for path, handler in (("/dashboard", page), ("/dashboard/static/{name}", static_file),
+                          ("/dashboard/stream", stream)):
+        app.add_api_route(path, handler, methods=["GET"], response_class=Response, include_in_schema=False)
 
 
 def _route(app: FastAPI, method: str, path: str, handler: Callable[..., Awaitable[Response]]) -> None:

@@ -11,7 +11,7 @@ from aspire.server.errors import as_api_error, bad_request
 from aspire.server.logprobs import finite
 from aspire.server.protocol import GenerateRequest
 from aspire.server.sampling import generate_params
-from aspire.server.service import Job, Progress, Prompt, Service, usage
+from aspire.server.service import Delta, Job, Progress, Prompt, Service, usage
 from aspire.server.sse import DONE, EventStream, event, unless_client_leaves
 
 
@@ -57,6 +57,7 @@ async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
                 chunk: dict[str, object] = {
                     "request_id": job.id, "index": delta.index, "text": delta.text,
                     "token_ids": list(delta.token_ids), "num_accepted": delta.num_accepted,
+                    "num_accepted_chars": _accepted_chars(service, delta),
                     "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
                 if delta.logprobs is not None:
                     chunk["logprobs"] = [_entry(entry) for entry in delta.logprobs]
@@ -72,6 +73,15 @@ async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
         yield DONE
     finally:
         service.finish(job)
+
+
+def _accepted_chars(service: Service, delta: Delta) -> int | None:
+    """How many characters of a piece stem from accepted drafts: all but the last token's. None when the piece spans
+    several verifications, whose places are not known."""
+    if delta.num_accepted != len(delta.token_ids) - 1:
+        return None if delta.num_accepted else 0
+    last = service.token_text.text(delta.token_ids[-1])
+    return len(delta.text) - (len(last) if delta.text.endswith(last) else 0)
 
 
 def _choice(part: CompletionOutput) -> dict[str, object]:
