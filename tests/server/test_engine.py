@@ -12,7 +12,7 @@ import httpx
 import pytest
 import torch
 
-from aspire import LLM, SamplingParams
+from aspire import LLM, AsyncLLM, SamplingParams
 from aspire.server.config import ServerConfig
 from aspire.testing.models import tiny_model
 
@@ -144,6 +144,19 @@ def test_chat_and_dashboards_of_numbers(live: LiveServer) -> None:
         text = client.get("/metrics").text
     assert "vllm:spec_decode_num_accepted_tokens_total" in text
     assert live.engine.stats().num_output_tokens > 0
+
+
+def test_async_llm_from_a_model(model: Path) -> None:
+    """The same tokens as LLM gives, under asyncio."""
+    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    [expected] = make_llm(model).generate(["abc abc"], params, use_tqdm=False)
+
+    async def work() -> tuple[int, ...]:
+        llm = AsyncLLM.from_model(str(model), **OPTIONS)
+        outputs = [output async for output in llm.generate("abc abc", params)]
+        await llm.drain(1)
+        return outputs[-1].outputs[0].token_ids
+    assert asyncio.run(work()) == expected.outputs[0].token_ids
 
 
 def test_a_failing_step_turns_health_red(model: Path) -> None:

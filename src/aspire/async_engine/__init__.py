@@ -1,9 +1,9 @@
 """The asynchronous engine: AsyncLLM and what it needs of an engine."""
 
 from aspire.async_engine.latency import Histogram, Latency
-from aspire.async_engine.llm import (
+from aspire.async_engine.llm import AsyncLLM
+from aspire.async_engine.protocol import (
     AsyncConfig,
-    AsyncLLM,
     DrainingError,
     EngineDeadError,
     EngineLike,

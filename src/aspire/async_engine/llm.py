@@ -9,72 +9,22 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+
+from typing_extensions import Unpack
 
 from aspire.async_engine.latency import Latency
+from aspire.async_engine.protocol import (
+    AsyncConfig,
+    DrainingError,
+    EngineDeadError,
+    EngineLike,
+    QueueFullError,
+)
 from aspire.async_engine.streams import Mailbox, OutputStream
-from aspire.engine_stats import EngineStats
+from aspire.config import EngineOptions
 from aspire.request import RequestOutput, SamplingParams
 
 CLOSE_SECONDS = 10.0
-
-
-class EngineLike(Protocol):
-    """What AsyncLLM needs of an engine. All methods are called from the stepping thread only."""
-
-    @property
-    def tokenizer(self) -> Any: ...  # a transformers tokenizer, or something that encodes and decodes like one
-
-    @property
-    def model_name(self) -> str: ...
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def has_unfinished(self) -> bool: ...
-
-    def add(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *,
-            prompt: str | None = None, priority: int = 0) -> None:
-        """Raises ValueError for a request that cannot be served; the engine is then as before."""
-        ...
-
-    def abort(self, request_id: str) -> None:
-        """Forget a request and return its blocks; unknown ids are ignored."""
-        ...
-
-    def step(self) -> list[RequestOutput]:
-        """One output per request that advanced, with cumulative text and token ids."""
-        ...
-
-    def stats(self) -> EngineStats: ...
-
-
-class EngineDeadError(RuntimeError):
-    """The engine failed and serves nothing any more; `__cause__` is the failure."""
-
-
-class QueueFullError(RuntimeError):
-    """Too many live requests; try again later."""
-
-
-class DrainingError(RuntimeError):
-    """The engine is shutting down and accepts no new request."""
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncConfig:
-    """max_live: most requests running or waiting at once. stats_interval: seconds between two snapshots."""
-
-    max_live: int = 1024
-    stats_interval: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.max_live < 1:
-            raise ValueError(f"max_live must be >= 1, got {self.max_live!r}")
-        if self.stats_interval < 0:
-            raise ValueError(f"stats_interval must be >= 0, got {self.stats_interval!r}")
 
 
 class AsyncLLM:
@@ -99,6 +49,13 @@ class AsyncLLM:
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="aspire-tokenize")
         self._thread = threading.Thread(target=self._run, name="aspire-engine", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def from_model(cls, model: str, config: AsyncConfig | None = None, **options: Unpack[EngineOptions]) -> "AsyncLLM":
+        """Load a model, with the options of `LLM`. Raises ValueError for anything a user can get wrong."""
+        from aspire.llm import LLM
+
+        return cls(LLM(model, **options).engine, config)
 
     # -- for users, on their event loop ---------------------------------------------------------------------------
 
@@ -268,7 +225,7 @@ class AsyncLLM:
             return  # over already
         self._end(stream)
         self._engine.abort(stream.request_id)
-        self._count_finished("abort", 1)
+        self.latency.count_finished("abort")
         self._post(stream, stream.cut())
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
@@ -278,7 +235,7 @@ class AsyncLLM:
             if stream is None:
                 continue  # aborted; the engine hears of it before the next step
             output = stream.update(output)
-            self._record(stream, output, now)
+            self.latency.record(stream, output, now)
             if output.finished:
                 self._end(stream)
             self._post(stream, output)
@@ -318,33 +275,3 @@ class AsyncLLM:
             dead = EngineDeadError(f"the engine failed: {error!r}")
             dead.__cause__ = error
             self._post(stream, dead)
-
-    def _count_finished(self, reason: str, count: int) -> None:
-        self.latency.finished[reason] = self.latency.finished.get(reason, 0) + count
-
-    def _record(self, stream: OutputStream, output: RequestOutput, now: float) -> None:
-        num_tokens = sum(len(part.token_ids) for part in output.outputs)
-        latency = self.latency
-        if stream.first_token_time is None:
-            if num_tokens:
-                stream.first_token_time = now
-                latency.first_token.record(now - stream.start_time)
-        else:
-            latency.inter_token.record(now - stream.last_time)
-        stream.last_time = now
-        if output.finished:
-            self._record_finished(stream, output, now)
-
-    def _record_finished(self, stream: OutputStream, output: RequestOutput, now: float) -> None:
-        latency = self.latency
-        num_tokens = sum(len(part.token_ids) for part in output.outputs)
-        latency.end_to_end.record(now - stream.start_time)
-        if output.metrics is not None and output.metrics.queue_time is not None:
-            latency.queue.record(output.metrics.queue_time)
-        latency.prompt_length.record(len(output.prompt_token_ids))
-        latency.output_length.record(num_tokens)
-        per_output = num_tokens / max(1, len(output.outputs))
-        if stream.first_token_time is not None and per_output > 1:
-            latency.per_output_token.record((now - stream.first_token_time) / (per_output - 1))
-        for part in output.outputs:
-            self._count_finished(part.finish_reason or "abort", 1)
