@@ -34,7 +34,6 @@ ARROWS = {
     "simulate": {"request", "speculation", "schedule"},
     "loop": {"request", "schedule"},
     "pricing": {"schedule", "speculation"},
-    "pricing": {"schedule", "speculation"},
     "plots": {"stats", "simulate"},
     "ops": {"attention"},  # the values of attention/rows.py only, see wrong_arrows
     "attention": {"ops"},
