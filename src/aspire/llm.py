@@ -120,7 +120,7 @@ class LLM:
             if "prompt" not in prompt:
                 raise ValueError(f"prompts[{index}] must have the key prompt or prompt_token_ids, "
                                  f"got {sorted(prompt)}")
-            prompt = prompt["prompt"]
+            return self._tokens(index, prompt["prompt"])
         if isinstance(prompt, str):
             if not prompt:
                 raise ValueError(f"prompts[{index}]: prompt must be non-empty, got ''")

@@ -65,8 +65,8 @@ class OverlappedLoop:
     def advance(self, requests: Mapping[str, Request]) -> Done | None:
         """None after a first launch, when nothing can be committed yet."""
         if self._in_flight is not None and self.runner.must_wait(self._in_flight.plan):
-            before, self._in_flight = self._in_flight, None
-            return self._commit(before)
+            waited_for, self._in_flight = self._in_flight, None
+            return self._commit(waited_for)
         plan = self.scheduler.plan()
         before, self._in_flight = self._in_flight, self.runner.launch(plan, requests)
         return None if before is None else self._commit(before)

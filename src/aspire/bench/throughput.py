@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from aspire.bench.shapes import SHAPES, write_shape
-from aspire.build import assemble, device_kit, load_tokenizer
+from aspire.build import assemble
 from aspire.config import EngineConfig, EngineOptions
 from aspire.engine import Engine
 from aspire.model.build import build_model
-from aspire.model.resolve import resolve_model
+from aspire.model.resolve import load_tokenizer, resolve_model
 from aspire.model.spec import ModelSpec
 from aspire.ops.sample.noise import noise_words, uniform
 from aspire.request import SamplingParams
 from aspire.runtime.batch import StepInputs
 from aspire.runtime.cache import KVCache
-from aspire.runtime.devices import choose_device
+from aspire.runtime.devices import choose_device, device_kit
 from aspire.runtime.judges import Judge, Outcome, SharedNoiseJudge
 from aspire.runtime.runner import Model
 from aspire.runtime.sampling import Mode
@@ -133,7 +133,7 @@ def copy_bandwidth(device: torch.device) -> float:
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return 2 * source.numel() * 4 / (statistics.median(times) / 1e3)
+    return float(2 * source.numel() * 4 / (statistics.median(times) / 1e3))
 
 
 def fill_with_noise(cache: KVCache) -> None:

@@ -38,14 +38,15 @@ def device_kit(device: torch.device, *, batch_invariant: bool) -> DeviceKit:
     """Torch references on the CPU, Triton on CUDA. batch_invariant: GEMMs whose rows do not depend on each other."""
     if device.type == "cpu":
         return DeviceKit(ReferenceAttention(), reference_operators(), ModelOps())
-    from aspire.attention.triton import KernelConfig, TritonAttention
+    from aspire.attention.triton import TritonAttention
     from aspire.model.ops_triton import triton_ops
+    from aspire.ops.paged_attention.triton import KernelConfig
     from aspire.runtime.operators import triton_operators
 
     if batch_invariant:
-        from aspire.ops.linear.triton import linear
+        from aspire.ops.linear.triton import Linear
 
-        return DeviceKit(TritonAttention(KernelConfig(packed_rows=64)), triton_operators(), triton_ops(linear))
+        return DeviceKit(TritonAttention(KernelConfig(packed_rows=64)), triton_operators(), triton_ops(Linear(device)))
     return DeviceKit(TritonAttention(), triton_operators(), triton_ops())
 
 

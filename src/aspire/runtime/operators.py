@@ -29,9 +29,11 @@ def reference_operators() -> Operators:
 
 
 def triton_operators() -> Operators:
-    """Kernels; sampling and verdicts stay torch where no kernel exists yet."""
+    """Kernels, for CUDA or Triton's interpreter."""
+    from aspire.ops.judge import triton as judge_triton
     from aspire.ops.key_scores import triton as key_scores_triton
+    from aspire.ops.sample import triton as sample_triton
     from aspire.ops.select_topk import triton as select_topk_triton
 
-    return Operators(key_scores_triton.key_scores, select_topk_triton.select_topk, sample_reference.sample,
-                     judge_reference.judge)
+    return Operators(key_scores_triton.key_scores, select_topk_triton.select_topk, sample_triton.sample,
+                     judge_triton.judge)

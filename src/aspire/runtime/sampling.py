@@ -1,11 +1,12 @@
 """Per-slot sampling values on the device, and the host's knowledge of how much of the sampler a step needs."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from aspire.ops.sample.rows import STREAM_TARGET, SamplingRows
+from aspire.ops.sample.rows import STREAM_TARGET, SamplingRows, seed_bits
 from aspire.request import SamplingParams
 
 Mode = Literal["greedy", "plain", "filtered"]
@@ -36,10 +37,10 @@ class SlotSampling:
         self.top_k[slot] = max(0, params.top_k)
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p
-        self.seed[slot] = seed
+        self.seed[slot] = seed_bits(seed)
         self._modes[slot] = mode_of(params)
 
-    def mode(self, slots: list[int]) -> Mode:
+    def mode(self, slots: Sequence[int]) -> Mode:
         """The least mode that covers these slots."""
         return max((self._modes[slot] for slot in slots), key=_MODES.index, default="greedy")
 

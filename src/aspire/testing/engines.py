@@ -11,11 +11,12 @@ from torch import Tensor
 from aspire.build import assemble
 from aspire.config import EngineConfig, EngineOptions
 from aspire.engine import Engine
-from aspire.model.build import build_model
+from aspire.model.build import build_model, torch_dtype
 from aspire.model.resolve import load_tokenizer, resolve_model
 from aspire.model.spec import ModelSpec
 from aspire.request import RequestOutput, SamplingParams
 from aspire.runtime.batch import StepInputs
+from aspire.runtime.devices import device_kit
 from aspire.runtime.judges import Judge, Outcome
 from aspire.runtime.runner import Model
 from aspire.runtime.sampling import Mode
@@ -33,22 +34,33 @@ class TestBed:
     spec: ModelSpec
     model: Model
     tokenizer: Any
+    device: str = "cpu"
+    dtype: str = "float32"
+    batch_invariant: bool = False
 
     def engine(self, options: EngineOptions | None = None, *, policy: Policy | None = None,
                wrap_judge: Callable[[Judge], Judge] = lambda judge: judge) -> Engine:
-        """Float32 on the CPU. options: as for LLM."""
-        chosen: EngineOptions = {"max_num_seqs": 4, "max_num_batched_tokens": 64, **(options or {})}
+        """options: as for LLM; graphs are captured when first needed."""
+        chosen: EngineOptions = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "dtype": self.dtype,
+                                 "batch_invariant": self.batch_invariant, "capture_at_start": False,
+                                 **(options or {})}
         config = EngineConfig.from_options(self.name, chosen)
-        config = config.resolve(device="cpu", model_dtype=self.spec.dtype, model_limit=self.spec.max_model_len)
-        return assemble(config, self.spec, self.model, self.tokenizer, device=torch.device("cpu"), policy=policy,
+        config = config.resolve(device=self.device, model_dtype=self.spec.dtype, model_limit=self.spec.max_model_len)
+        return assemble(config, self.spec, self.model, self.tokenizer, device=torch.device(self.device), policy=policy,
                         wrap_judge=wrap_judge)
 
 
 def tiny_bed(directory: str | Path, family: str = "llama", **sizes: Any) -> TestBed:
     """A tiny random model of a family with a byte tokenizer (see models.tiny_model), written into `directory`."""
-    source = resolve_model(str(tiny_model(directory, family, **sizes)))
-    model, spec = build_model(source, dtype=torch.float32, device="cpu")
-    return TestBed(str(directory), spec, model, load_tokenizer(source))
+    return loaded_bed(str(tiny_model(directory, family, **sizes)))
+
+
+def loaded_bed(name: str, *, device: str = "cpu", dtype: str = "float32", batch_invariant: bool = False) -> TestBed:
+    """Any model that resolves, on a device."""
+    source = resolve_model(name)
+    kit = device_kit(torch.device(device), batch_invariant=batch_invariant)
+    model, spec = build_model(source, dtype=torch_dtype(dtype), device=device, ops=kit.model_ops)
+    return TestBed(name, spec, model, load_tokenizer(source), device, dtype, batch_invariant)
 
 
 @dataclass(frozen=True, slots=True)
