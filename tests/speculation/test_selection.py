@@ -28,7 +28,7 @@ def test_the_three_ranges_never_overlap_and_keep_to_the_budget(config: Selection
 
 @given(configs())
 def test_the_ranges_where_the_budget_nearly_covers_the_context(config: SelectionConfig) -> None:
-    """Planted fault: a context one token over the allowance read whole by the tail, yet selected from."""
+    """Planted fault: one unit more than the budget leaves for selected ones."""
     covered = max(1, config.allowance(1000))
     for context in range(covered, covered + 2 * config.unit + 1):
         check_ranges(config, context, 3)

@@ -8,7 +8,7 @@ two ends:
   missing now are made later, in a batch that has drained.
 - R = the request's own best rate E(g) / (g s + v(g) + (g + 1) b), b being its share of a step's fixed time, makes each
   request's tokens in the least time of the device, hence all given outputs soonest under a full batch.
-The cadence prices with their geometric mean: within 1 % of either at its own end (docs/LOG.md has the figures).
+The cadence prices with a geometric mean of the two that leans to the second (docs/LOG.md has the figures).
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ class Direct:
                  "_rows", "_share", "_targets", "_token_price")
 
     def __init__(self, draft_limit: int = 16, *, min_draft: int | None = None, first_draft: int = 3,
-                 own_weight: float = 0.5) -> None:
+                 own_weight: float = 0.75) -> None:
         check_length("direct.draft_limit", draft_limit)
         check_length("direct.first_draft", first_draft)
         if min_draft is not None and not 0 <= min_draft <= draft_limit:
