@@ -47,8 +47,8 @@ def test_commands_are_known_and_their_flags_exist(page: Path, words: list[str],
         return
     if words[0] == "make":
         targets = [word for word in words[1:] if "=" not in word]
-        made = subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, capture_output=True, check=False)
-        assert made.returncode == 0, made.stderr
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets), targets
         return
     assert Path(words[0]).name == "aspire", f"{page.name}: {words[0]} is neither ours nor in NOT_RUN"
     name = next(name for name in (" ".join(words[1:3]), words[1]) if name in COMMANDS)

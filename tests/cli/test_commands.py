@@ -13,6 +13,7 @@ from aspire.cli.main import COMMANDS, _load, run
 from aspire.cli.options import ENGINE_FLAGS, SAMPLING_FLAGS
 from aspire.config import EngineOptions
 from aspire.engine import Engine
+from aspire.llm import LLM
 from aspire.outputs import RequestGroup
 from aspire.request import SamplingParams
 from aspire.testing.models import tiny_model
@@ -93,7 +94,7 @@ def test_stats_table_goes_to_stderr(model: str, capsys: pytest.CaptureFixture[st
 
 
 def test_stats_file_feeds_trace(model: str, tmp_path: Path) -> None:
-    """Planted fault: the file not closed, so its last lines were missing."""
+    """Planted fault: the observer not handed to the engine."""
     pytest.importorskip("matplotlib")
     record = tmp_path / "run.jsonl"
     assert run(["generate", model, "--prompt", "abc", "--max-tokens", "6", "--stats-file", str(record), *SMALL]) == 0
@@ -212,20 +213,26 @@ def test_compare_runs_every_policy_on_the_same_prompts(model: str, tmp_path: Pat
 def test_chat_remembers_and_forgets(model: str, capsys: pytest.CaptureFixture[str],
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: the answer left out of the next turn's prompt."""
-    lines = iter(["Hi", "", "again", "/reset", "Hi", "/exit", "never read"])
+    lines = iter(["Hi", "", "again", "/reset", "Hello", "/exit", "never read"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    seen: list[int] = []
-    add = Engine.add
+    seen: list[list[str]] = []
+    render = LLM.render_chat
 
-    def count(engine: Engine, request_id: str, tokens: list[int], params: SamplingParams) -> None:
-        seen.append(len(tokens))
-        add(engine, request_id, tokens, params)
+    def remember(llm: LLM, messages: list[dict[str, str]]) -> list[int]:
+        seen.append([f"{message['role']}: {message['content']}" for message in messages])
+        return render(llm, messages)
 
-    monkeypatch.setattr(Engine, "add", count)
-    assert run(["chat", model, "--max-tokens", "4", "--temperature", "0", "--max-model-len", "512"]) == 0
+    monkeypatch.setattr(LLM, "render_chat", remember)
+    assert run(["chat", model, "--system", "Be brief.", "--max-tokens", "4", "--temperature", "0", "--max-model-len",
+                "512"]) == 0
     first, second, third = seen
-    assert first == third < second
-    assert len(capsys.readouterr().out) > 0
+    answer = capsys.readouterr().out.split("\n")[0]
+    assert first == ["system: Be brief.", "user: Hi"]
+    assert second[:2] == first
+    assert second[2].startswith("assistant: ")
+    assert second[2].removeprefix("assistant: ").split("\n")[0] == answer
+    assert second[3:] == ["user: again"]
+    assert third == ["system: Be brief.", "user: Hello"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -19,6 +19,7 @@ from aspire.stats import StepStats
 
 DEFAULT_POLICIES = ("autoregressive", "streaming", "pillar", "aspire-paper", "aspire")
 TOKENS_PER_EXAMPLE = 180  # of the shipped problems, about
+WIDTH = 96  # of the table, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +131,13 @@ def summarise(policy: str, batch: Batch, totals: Totals, *, seconds: float, equa
 def show(results: list[Comparison]) -> None:
     """The table, on stdout."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("policy", "tokens", "steps", "drafted", "accepted", "rate", "tokens per\nverification", "seconds",
+    for name in ("policy", "steps", "drafted", "accepted", "rate", "tokens per\nverification", "seconds",
                  "equal to\nthe first"):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for one in results:
-        table.add_row(one.policy, str(one.tokens), str(one.steps), str(one.drafted), str(one.accepted),
+        table.add_row(one.policy, str(one.steps), str(one.drafted), str(one.accepted),
                       "-" if one.acceptance is None else f"{one.acceptance:.3f}",
                       "-" if one.tokens_per_verification is None else f"{one.tokens_per_verification:.2f}",
                       f"{one.seconds:.1f}", "yes" if one.equal else "no")
-    Console().print(table)
+    console = Console()
+    Console(width=max(WIDTH, console.width)).print(table)
