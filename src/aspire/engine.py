@@ -91,6 +91,12 @@ class Engine:
             self._arrived.append(request.request_id)
         self._groups[request_id] = RequestGroup(request_id, prompt, sequences, texts)
 
+    def prepare(self, params: SamplingParams) -> None:
+        """Do what is slow about a request's parameters (grammars are compiled and kept) ahead of `add`. The one method
+        that any thread may call. Raises ValueError."""
+        for check in self._checks:
+            check(params)
+
     def abort(self, request_id: str) -> None:
         """End a request now; its blocks are free at once. Unknown or finished ids are ignored."""
         group = self._groups.get(request_id)

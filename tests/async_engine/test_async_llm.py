@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aspire.async_engine import AsyncConfig, AsyncLLM, DrainingError, EngineDeadError, QueueFullError
-from aspire.request import RequestOutput, SamplingParams
+from aspire.request import RequestOutput, SamplingParams, StructuredOutputs
 from aspire.testing.fake_engine import FakeEngine
 
 LONG = SamplingParams(max_tokens=3000, ignore_eos=True)
@@ -210,6 +210,23 @@ def test_timeout_fails_the_stream_and_aborts() -> None:
         with pytest.raises(TimeoutError, match=r"0\.05 seconds"):
             await stream.final()
         await idle(engine)
+        llm.close()
+    run(work())
+
+
+def test_slow_grammars_do_not_hold_up_streams() -> None:
+    """Planted fault: compiling in `add`, on the stepping thread."""
+    async def work() -> None:
+        engine = FakeEngine(step_seconds=0.002)
+        llm = AsyncLLM(engine)
+        slow = SamplingParams(structured_outputs=StructuredOutputs(regex="sleep 0.4"))
+        waiting = asyncio.create_task(llm.submit("abc", slow))
+        await asyncio.sleep(0.05)
+        assert (await (await llm.submit("ab", SamplingParams())).final()).outputs[0].text == "ba"
+        assert not waiting.done()
+        assert (await (await waiting).final()).outputs[0].text == "cba"
+        with pytest.raises(ValueError, match="regex"):
+            await llm.submit("abc", SamplingParams(structured_outputs=StructuredOutputs(regex="refuse")))
         llm.close()
     run(work())
 

@@ -47,6 +47,7 @@ class AsyncLLM:
         self._draining = False
         self._stats_time = 0.0
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="aspire-tokenize")
+        self._preparer = ThreadPoolExecutor(2, thread_name_prefix="aspire-grammar")
         self._thread = threading.Thread(target=self._run, name="aspire-engine", daemon=True)
         self._thread.start()
 
@@ -91,6 +92,9 @@ class AsyncLLM:
         self._refuse_unless_open()
         if isinstance(prompt, str):
             text, prompt = prompt, await self.encode(prompt)
+        if params.structured_outputs is not None:
+            # Grammars may take seconds to compile; streams must flow meanwhile.
+            await asyncio.get_running_loop().run_in_executor(self._preparer, self._engine.prepare, params)
         stream = OutputStream(request_id or uuid.uuid4().hex, asyncio.get_running_loop(), params.n)
         token_ids = tuple(prompt)
 
@@ -162,7 +166,8 @@ class AsyncLLM:
             self._wake.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_SECONDS)
-        self._encoder.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._encoder, self._preparer):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _refuse_unless_open(self) -> None:
         if self._failure is not None:

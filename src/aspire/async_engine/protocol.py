@@ -9,7 +9,7 @@ from aspire.request import RequestOutput, SamplingParams
 
 
 class EngineLike(Protocol):
-    """What AsyncLLM needs of an engine. All methods are called from the stepping thread only."""
+    """What AsyncLLM needs of an engine. All methods but `prepare` are called from the stepping thread only."""
 
     @property
     def tokenizer(self) -> Any: ...  # a transformers tokenizer, or something that encodes and decodes like one
@@ -26,6 +26,10 @@ class EngineLike(Protocol):
     def add(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *,
             prompt: str | None = None, priority: int = 0) -> None:
         """Raises ValueError for a request that cannot be served; the engine is then as before."""
+        ...
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Do what is slow about parameters ahead of `add`, on any thread. Raises ValueError."""
         ...
 
     def abort(self, request_id: str) -> None:

@@ -130,6 +130,14 @@ class FakeEngine:
         self._waiting.sort(key=lambda live: live.priority)
         self._totals["prompt"] += len(ids)
 
+    def prepare(self, params: SamplingParams) -> None:
+        """A fake grammar takes as long as a regex says: "sleep 0.5"; "refuse" is refused."""
+        regex = params.structured_outputs.regex if params.structured_outputs is not None else None
+        if regex is not None and regex.startswith("sleep "):
+            time.sleep(float(regex.removeprefix("sleep ")))
+        if regex == "refuse":
+            raise ValueError("structured_outputs.regex must be a regular expression, got 'refuse'")
+
     def abort(self, request_id: str) -> None:
         self._running = [live for live in self._running if live.request_id != request_id]
         self._waiting = [live for live in self._waiting if live.request_id != request_id]
