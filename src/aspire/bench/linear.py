@@ -103,7 +103,8 @@ def compare(problem: Problem, rows: int, linear: Linear) -> dict[str, float]:
     weights = problem.weights[:2] if rows > 1024 else problem.weights
     ours = time_calls(partial(linear, x, bias=None), weights)
     library = time_calls(partial(F.linear, x), weights)
-    return {"rows": rows, "us": round(1000 * ours, 2), "library_us": round(1000 * library, 2),
+    same = torch.equal(linear(x, weights[0], None), F.linear(x, weights[0]))
+    return {"rows": rows, "library_same": same, "us": round(1000 * ours, 2), "library_us": round(1000 * library, 2),
             "ratio": round(ours / library, 3), "TBps": round(size * 2 / ours / 1e9, 2),
             "TFLOPps": round(2 * rows * size / ours / 1e9, 1)}
 

@@ -131,13 +131,17 @@ def measure(problem: Problem, config: LinearConfig, todo: Todo, tasks: Sequence[
 
 
 def choose(lines: Sequence[Line]) -> LinearConfig:
-    """The fastest tile for each number of rows, of the division that has them all."""
+    """The fastest tile for each number of rows, or that for more rows where it is faster still; of the division that
+    has all numbers."""
     most = max(lines, key=lambda line: line.rows)
-    tiles = []
-    for rows in sorted({line.rows for line in lines}):
+    tiles: list[tuple[int, Tile]] = []
+    least = float("inf")
+    for rows in sorted({line.rows for line in lines}, reverse=True):
         fastest = min((line for line in lines if line.rows == rows and line.splits == most.splits),
                       key=lambda line: line.ms)
-        tiles.append((1 << 30 if rows == most.rows else rows, fastest.tile))
+        if fastest.ms < least:
+            least = fastest.ms
+            tiles.insert(0, (1 << 30 if rows == most.rows else rows, fastest.tile))
     return LinearConfig(most.splits, most.chunk, tuple(tiles))
 
 

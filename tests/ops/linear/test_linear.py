@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aspire.ops.linear.configs import choose_config, split_inputs
+from aspire.ops.linear.configs import choose_config, fit_tile, split_inputs
 from aspire.ops.linear.reference import linear
 from aspire.ops.linear.values import GRAIN, Loads, Tile
 
@@ -30,12 +30,25 @@ def test_chunks_cover_the_inputs_once(outputs: int, inputs: int) -> None:
     assert (config.splits - 1) * config.chunk < inputs <= config.splits * config.chunk
     assert config.chunk % GRAIN == 0
     assert all(GRAIN % tile.depth == 0 for _, tile in config.tiles)
+    assert [limit for limit, _ in config.tiles] == sorted(limit for limit, _ in config.tiles)
+    assert config.tiles[-1][0] >= 1 << 20, "a tile for any number of rows"
+
+
+@pytest.mark.parametrize("shared_bytes", [99 << 10, 163 << 10, 227 << 10], ids=["sm86", "sm80", "sm90"])
+@pytest.mark.parametrize(("outputs", "inputs"), MODELS)
+def test_tiles_fit_other_gpus(outputs: int, inputs: int, shared_bytes: int) -> None:
+    """Planted fault: the extra tokens left out of a stage's bytes."""
+    for _, tile in choose_config(outputs, inputs).tiles:
+        fitted = fit_tile(tile, shared_bytes, "pointers")
+        assert fitted.loads == "pointers"
+        stage = 2 * fitted.depth * (fitted.weights + fitted.tokens + fitted.extra)
+        assert fitted.stages * stage <= shared_bytes
 
 
 @pytest.mark.interpret
 @pytest.mark.parametrize(("rows", "outputs", "inputs", "bias"), SHAPES)
 def test_kernel_interpreted(rows: int, outputs: int, inputs: int, bias: bool) -> None:
-    """Planted faults: the last chunk not cut at K; counters not reset; the bias added by every chunk."""
+    """Planted faults: the last chunk not cut at K; counters not reset; the bias added in the output's dtype."""
     from aspire.testing.model_op_checks import check_linear
 
     check_linear(rows, outputs, inputs, bias, torch.float32, "cpu")
@@ -58,6 +71,29 @@ def test_every_path_interpreted(splits: int, inputs: int) -> None:
     for spread, loads, extra in TILES:
         tile = Tile(32, 16, 64, 4, 2, spread=spread, loads=loads, extra=extra, group=2)
         check_linear_tile(40, 48, inputs, config=config, tile=tile, dtype=torch.float32, device="cpu")
+
+
+@pytest.mark.interpret
+def test_library_is_used_where_its_bits_are_the_same() -> None:
+    """Planted faults: numbers of rows with other bits kept; a choice without a bias used with one."""
+    from aspire.ops.linear.triton import Linear
+
+    weight, bias, seen = torch.randn(17, 40), torch.randn(17), []
+    plain = Linear(torch.device("cpu"))
+
+    def library(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        seen.append(x.shape[0])
+        out = plain(x, w, b)
+        return out.nextafter(out + 1) if x.shape[0] == 3 else out
+
+    product = Linear(torch.device("cpu"), library)
+    assert product.use_library(weight, None, (2, 3, 5)) == [2, 5]
+    seen.clear()
+    for rows in (2, 3, 4, 5):
+        x = torch.randn(rows, 40)
+        assert torch.equal(product(x, weight, None), plain(x, weight, None))
+        assert torch.equal(product(x, weight, bias), plain(x, weight, bias))
+    assert seen == [2, 5]
 
 
 @pytest.mark.gpu

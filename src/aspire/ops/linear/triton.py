@@ -5,7 +5,11 @@ by (N, K); every chunk is summed from zero in the same order whatever the tile, 
 either by one program or by the last of several programs to arrive. Tiles may thus follow M: their shape moves no bit.
 """
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,6 +17,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aspire.ops.linear.configs import choose_config, choose_tile, fit_tile
 from aspire.ops.linear.values import GRAIN, LinearConfig, Loads, Tile
+
+Library = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 MAX_SPLIT_TILES = 1 << 15  # output tiles of one call whose chunks go to different programs
 
@@ -56,20 +62,18 @@ def add_chunk(
 
 
 @triton.jit
-def store_partial(to, acc, first_token, w, num_rows, outputs, BW: tl.constexpr, BT: tl.constexpr):
-    """acc [BW, BT] to `to`, as far as it is part of the product."""
-    used = (w * BW + tl.arange(0, BW) < outputs)[:, None] & (first_token + tl.arange(0, BT) < num_rows)[None, :]
-    tl.store(to + tl.arange(0, BW)[:, None] * BT + tl.arange(0, BT)[None, :], acc, mask=used)
+def store_partial(to, acc, BW: tl.constexpr, BT: tl.constexpr):
+    """acc [BW, BT] to `to`; rows and tokens beyond the product are zeros. Without a mask the stores are wide."""
+    tl.store(to + tl.arange(0, BW)[:, None] * BT + tl.arange(0, BT)[None, :], acc)
 
 
 @triton.jit
-def sum_partials(first, stride, splits, first_token, w, num_rows, outputs, BW: tl.constexpr, BT: tl.constexpr):
+def sum_partials(first, stride, splits, BW: tl.constexpr, BT: tl.constexpr):
     """The sum in their order of `splits` stored [BW, BT], `stride` apart."""
-    used = (w * BW + tl.arange(0, BW) < outputs)[:, None] & (first_token + tl.arange(0, BT) < num_rows)[None, :]
     at = first + tl.arange(0, BW)[:, None] * BT + tl.arange(0, BT)[None, :]
     total = tl.zeros([BW, BT], dtype=tl.float32)
     for part in range(splits):
-        total += tl.load(at + part * stride, mask=used, other=0.0, cache_modifier=".cg")
+        total += tl.load(at + part * stride, cache_modifier=".cg")
     return total
 
 
@@ -133,15 +137,15 @@ def linear_kernel(
                                   x_stride, BW, BT, EXTRA, BK, EVEN, PRECISION, GRAIN, DESCRIPTORS)
         size: tl.constexpr = BW * (BT + EXTRA)
         first = partials + tile.to(tl.int64) * splits * size
-        store_partial(first + s * size, acc, start, w, num_rows, outputs, BW, BT)
+        store_partial(first + s * size, acc, BW, BT)
         if EXTRA > 0:
-            store_partial(first + s * size + BW * BT, acc_more, start + BT, w, num_rows, outputs, BW, EXTRA)
+            store_partial(first + s * size + BW * BT, acc_more, BW, EXTRA)
         tl.debug_barrier()  # every thread's part is written before one of them says so
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") != splits - 1:
             return
-        total = sum_partials(first, size, splits, start, w, num_rows, outputs, BW, BT)
+        total = sum_partials(first, size, splits, BW, BT)
         if EXTRA > 0:
-            more = sum_partials(first + BW * BT, size, splits, start + BT, w, num_rows, outputs, BW, EXTRA)
+            more = sum_partials(first + BW * BT, size, splits, BW, EXTRA)
         tl.store(arrivals + tile, 0)
     store_product(out, total, bias, start, w, num_rows, outputs, BW, BT)
     if EXTRA > 0:
@@ -181,12 +185,25 @@ def describe(x: Tensor, weight: Tensor, tile: Tile) -> tuple[TensorDescriptor, T
             TensorDescriptor.from_tensor(weight, [tile.weights, tile.depth]))
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What decides how a product is computed."""
+
+    outputs: int
+    inputs: int
+    num_rows: int
+    dtype: torch.dtype
+    has_bias: bool
+
+
 class Linear:
     """The operator with its counters, for calls that follow each other on one stream. Safe to capture in a graph."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, library: Library = F.linear) -> None:
         self._arrivals = torch.zeros(MAX_SPLIT_TILES, dtype=torch.int32, device=device)
-        self._choices: dict[tuple[int, int, int, torch.dtype], tuple[LinearConfig, Tile]] = {}
+        self._choices: dict[Call, tuple[LinearConfig, Tile]] = {}
+        self._library = library
+        self._by_library: set[Call] = set()  # membership only
         self._shared_bytes = 1 << 20
         self._loads: Loads = "descriptors"
         if device.type == "cuda":
@@ -200,14 +217,34 @@ class Linear:
         assert weight.is_contiguous(), "weights are contiguous"
         if x.shape[0] == 0:
             return x.new_empty(0, weight.shape[0])
-        key = (*weight.shape, x.shape[0], x.dtype)
-        if key not in self._choices:
-            self._choices[key] = self._choose(*key)
-        return launch(x, weight, bias, self._arrivals, *self._choices[key])
+        call = Call(*weight.shape, x.shape[0], x.dtype, bias is not None)
+        if call in self._by_library and x.is_contiguous():
+            return self._library(x, weight, bias)
+        if call not in self._choices:
+            self._choices[call] = self._choose(call)
+        return launch(x, weight, bias, self._arrivals, *self._choices[call])
 
-    def _choose(self, outputs: int, inputs: int, num_rows: int, dtype: torch.dtype) -> tuple[LinearConfig, Tile]:
-        config = choose_config(outputs, inputs)
-        return config, fit_tile(choose_tile(config, num_rows, dtype), self._shared_bytes, self._loads)
+    def use_library(self, weight: Tensor, bias: Tensor | None, rows: Iterable[int]) -> list[int]:
+        """From now on compute products of these numbers of rows by the library where it gives this operator's bits.
+
+        Returns those numbers. The library picks its algorithm by shape, so each number is tried, on random rows, every
+        output compared. It is the faster one for many rows, but splits K of narrow deep weights in its own ways.
+        Synchronises: for the time before capture.
+        """
+        generator = torch.Generator(weight.device).manual_seed(weight.shape[0])
+        kept = []
+        for num_rows in rows:
+            x = torch.randn(num_rows, weight.shape[1], dtype=weight.dtype, device=weight.device, generator=generator)
+            call = Call(*weight.shape, num_rows, weight.dtype, bias is not None)
+            self._by_library.discard(call)
+            if torch.equal(self(x, weight, bias), self._library(x, weight, bias)):
+                self._by_library.add(call)
+                kept.append(num_rows)
+        return kept
+
+    def _choose(self, call: Call) -> tuple[LinearConfig, Tile]:
+        config = choose_config(call.outputs, call.inputs)
+        return config, fit_tile(choose_tile(config, call.num_rows, call.dtype), self._shared_bytes, self._loads)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
