@@ -135,8 +135,10 @@ def test_queue_limit() -> None:
 def test_engine_failure_fails_every_stream_with_the_cause() -> None:
     """Planted fault: the stepping thread ends without telling the streams."""
     async def work() -> None:
-        llm = AsyncLLM(FakeEngine(step_seconds=0.002, fail_after=5))
+        engine = FakeEngine(step_seconds=0.002)
+        llm = AsyncLLM(engine)
         streams = [await llm.submit("abc", LONG) for _ in range(5)]
+        engine.fail_after = 0
         for stream in streams:
             with pytest.raises(EngineDeadError, match="injected failure") as caught:
                 await stream.final()

@@ -71,7 +71,8 @@ def test_disconnect_takes_effect_within_a_step(serve: Serve) -> None:
 
 def test_engine_failure_fails_all_streams_with_the_cause(serve: Serve) -> None:
     """Planted fault: ending the streams as if they were complete."""
-    server = serve(FakeEngine(step_seconds=0.01, fail_after=20))
+    engine = FakeEngine(step_seconds=0.01)
+    server = serve(engine)
 
     async def stream(client: httpx.AsyncClient) -> Any:
         answer = await client.post("/v1/completions", json={**LONG, "stream": True})
@@ -85,7 +86,11 @@ def test_engine_failure_fails_all_streams_with_the_cause(serve: Serve) -> None:
     async def work() -> None:
         async with clients(server.url) as client:
             assert (await client.get("/health")).status_code == 200
-            for last in await asyncio.gather(*(stream(client) for _ in range(8)), *(whole(client) for _ in range(4))):
+            asking = asyncio.gather(*(stream(client) for _ in range(8)), *(whole(client) for _ in range(4)))
+            while server.llm.num_live < 12:
+                await asyncio.sleep(0.005)
+            engine.fail_after = 0
+            for last in await asking:
                 assert last["error"]["code"] == "engine_dead"
                 assert "injected failure" in last["error"]["message"]
             for path in ("/health", "/ready"):
