@@ -217,7 +217,7 @@ class Linear:
         assert weight.is_contiguous(), "weights are contiguous"
         if x.shape[0] == 0:
             return x.new_empty(0, weight.shape[0])
-        call = Call(*weight.shape, x.shape[0], x.dtype, bias is not None)
+        call = Call(weight.shape[0], weight.shape[1], x.shape[0], x.dtype, bias is not None)
         if call in self._by_library and x.is_contiguous():
             return self._library(x, weight, bias)
         if call not in self._choices:
@@ -235,7 +235,7 @@ class Linear:
         kept = []
         for num_rows in rows:
             x = torch.randn(num_rows, weight.shape[1], dtype=weight.dtype, device=weight.device, generator=generator)
-            call = Call(*weight.shape, num_rows, weight.dtype, bias is not None)
+            call = Call(weight.shape[0], weight.shape[1], num_rows, weight.dtype, bias is not None)
             self._by_library.discard(call)
             if torch.equal(self(x, weight, bias), self._library(x, weight, bias)):
                 self._by_library.add(call)
