@@ -87,7 +87,7 @@ def test_engine_failure_fails_all_streams_with_the_cause(serve: Serve) -> None:
         async with clients(server.url) as client:
             assert (await client.get("/health")).status_code == 200
             asking = asyncio.gather(*(stream(client) for _ in range(8)), *(whole(client) for _ in range(4)))
-            while server.llm.num_live < 12:
+            while engine.stats().num_running < 12:
                 await asyncio.sleep(0.005)
             engine.fail_after = 0
             for last in await asking:
