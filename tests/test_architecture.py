@@ -17,7 +17,7 @@ MAX_FILE_LINES = 300
 MAX_BODY_LINES = 60
 
 # Who may import whom inside the package, by first name below `aspire`; every part may import itself.
-VALUES = {"request", "stats", "outputs", "totals", "engine_stats", "progress", "samples"}
+VALUES = {"request", "stats", "outputs", "totals", "engine_stats", "progress", "samples", "positions"}
 ENGINE_PARTS = {"schedule", "speculation", "runtime", "parallel", "model", "attention", "ops", "sampling", "text",
                 "config", "loop", "pricing"}
 ENGINE = VALUES | ENGINE_PARTS | {"engine", "build", "llm"}
@@ -29,12 +29,13 @@ ARROWS = {
     "engine_stats": {"request"},
     "outputs": {"request", "text"},
     "stats": {"schedule"},
+    "positions": {"stats"},
     "speculation": set(),
     "schedule": {"request", "speculation"},
     "simulate": {"request", "speculation", "schedule"},
     "loop": {"request", "schedule"},
     "pricing": {"schedule", "speculation"},
-    "plots": {"stats", "simulate"},
+    "plots": {"stats", "positions", "simulate"},
     "ops": {"attention"},  # the values of attention/rows.py only, see wrong_arrows
     "attention": {"ops"},
     "parallel": {"request", "schedule"},
@@ -48,7 +49,7 @@ ARROWS = {
     "llm": VALUES | ENGINE_PARTS | {"engine", "build"},
     "async_engine": VALUES | {"config", "engine", "llm"},
     "calibrate": ENGINE | {"simulate", "bench"},
-    "bench": ENGINE | {"simulate", "calibrate", "testing"},
+    "bench": ENGINE | {"simulate", "calibrate", "testing", "plots"},
     "testing": ENGINE | {"async_engine"},
     "server": VALUES | {"config", "engine", "llm", "async_engine", "text", "schedule", "speculation", "model"},
     "cli": ENGINE | {"async_engine", "server", "bench", "calibrate", "plots", "simulate"},

@@ -10,11 +10,12 @@ from aspire.stats import RowStats, StepStats
 pytest.importorskip("matplotlib")
 
 from aspire.cli.main import run
-from aspire.plots.acceptance import count_positions, draw_acceptance, wilson_interval
+from aspire.plots.acceptance import draw_acceptance
 from aspire.plots.drafts import draw_draft_lengths
 from aspire.plots.spans import Span, request_spans, step_ends
 from aspire.plots.style import COLOURS, save
 from aspire.plots.timeline import draw_timeline
+from aspire.positions import count_positions, wilson_interval
 
 
 def step(number: int, rows: tuple[RowStats, ...], **lists: tuple[str, ...]) -> StepStats:
