@@ -73,7 +73,8 @@ def read_problems(path: str) -> list[Problem]:
     return problems
 
 
-def make_contexts(problems: Sequence[Problem], tokenizer: Any, *, count: int, length: int, seed: int) -> list[list[int]]:
+def make_contexts(problems: Sequence[Problem], tokenizer: Any, *, count: int, length: int,
+                  seed: int) -> list[list[int]]:
     """`count` few-shot prompts of exactly `length` tokens: solved problems in random order, cut at the front, then a
     question. Raises ValueError when the problems are too few for one prompt."""
     chance = random.Random(seed)
