@@ -4,50 +4,83 @@ import asyncio
 import json
 import random
 import resource
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from aspire.async_engine import EngineLike
 from aspire.testing.fake_engine import FakeEngine
 
 from .conftest import Serve
 
-NUM_REQUESTS, NUM_CLIENTS = 2000, 64
+NUM_CLIENTS = 64
 INVALID = [{"temperature": -1.0}, {"max_tokens": 10**6}, {"no_such": 1}, {"prompt": [999]}, {"n": 0}]
+Bodies = list[dict[str, Any]]
+
+
+def make_bodies(count: int, longest: int) -> Bodies:
+    """Prompts that differ, greedy and sampled, streamed and whole."""
+    chance = random.Random(11)
+    return [{"prompt": "".join(chance.choices("abcdefghijklmnop", k=chance.randint(3, longest))), "seed": i,
+             "max_tokens": 100 if longest > 20 else chance.randint(1, 12), "temperature": 0.7 * (i % 2),
+             "stream": i % 3 == 0, "priority": i % 4} for i in range(count)]
+
+
+def fake_engine(bodies: Bodies, tmp_path: Path) -> tuple[EngineLike, list[str]]:
+    return FakeEngine(step_seconds=0.002), [body["prompt"][::-1] for body in bodies]
+
+
+def real_engine(bodies: Bodies, tmp_path: Path) -> tuple[EngineLike, list[str]]:
+    """A tiny random model; plain decoding offline says what the texts must be."""
+    import torch
+
+    from aspire import LLM, SamplingParams
+    from aspire.testing.models import tiny_model
+
+    torch.set_num_threads(1)
+    model = str(tiny_model(tmp_path / "model"))
+    options: Any = {"max_model_len": 128, "max_num_seqs": 32, "block_size": 8, "num_blocks": 400}
+    params = [SamplingParams(seed=body["seed"], max_tokens=body["max_tokens"], temperature=body["temperature"])
+              for body in bodies]
+    plain = LLM(model, policy="autoregressive", **options).generate([body["prompt"] for body in bodies], params,
+                                                                    use_tqdm=False)
+    return LLM(model, **options).engine, [output.outputs[0].text for output in plain]
 
 
 @pytest.mark.slow
-def test_mixed_load(serve: Serve) -> None:
+@pytest.mark.parametrize(("make", "count", "longest"), [(fake_engine, 400, 60), (real_engine, 2000, 12)],
+                         ids=["scripted", "tiny model"])
+def test_mixed_load(serve: Serve, make: Callable[..., tuple[EngineLike, list[str]]], count: int, longest: int,
+                    tmp_path: Path) -> None:
     """Planted fault: one output's text given to another stream."""
-    server = serve(FakeEngine(step_seconds=0.002))
-    chance = random.Random(11)
-    texts = ["".join(chance.choices("abcdefghijklmnop", k=chance.randint(3, 60))) for _ in range(NUM_REQUESTS)]
-    kinds = chance.choices(["valid", "cancelled", "invalid"], [85, 10, 5], k=NUM_REQUESTS)
-    counts = {"valid": 0, "cancelled": 0, "invalid": 0}
+    bodies = make_bodies(count, longest)
+    engine, expected = make(bodies, tmp_path)
+    server = serve(engine)
+    chance = random.Random(12)
+    kinds = chance.choices(["valid", "cancelled", "invalid"], [85, 10, 5], k=count)
+    num_done = 0
 
     async def ask(client: httpx.AsyncClient, i: int) -> None:
-        body = {"prompt": texts[i], "max_tokens": 100, "stream": i % 2 == 0, "priority": i % 3}
+        nonlocal num_done
         if kinds[i] == "invalid":
-            answer = await client.post("/v1/completions", json={**body, **INVALID[i % len(INVALID)]})
+            answer = await client.post("/v1/completions", json={**bodies[i], **INVALID[i % len(INVALID)]})
             assert answer.status_code == 400
         elif kinds[i] == "cancelled":
-            work = client.post("/v1/completions", json={**body, "max_tokens": 2000, "ignore_eos": True})
+            endless = {**bodies[i], "max_tokens": 100, "ignore_eos": True}
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(work, 0.05 + 0.1 * chance.random())
+                await asyncio.wait_for(client.post("/v1/completions", json=endless), 0.02 + 0.2 * chance.random())
         else:
-            answer = await client.post("/v1/completions", json=body)
+            answer = await client.post("/v1/completions", json=bodies[i])
             assert answer.status_code == 200
-            if body["stream"]:
-                events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-                got = "".join(event["choices"][0]["text"] for event in events)
-            else:
-                got = answer.json()["choices"][0]["text"]
-            assert got == texts[i][::-1], i
-        counts[kinds[i]] += 1
+            assert text_of(answer, bodies[i]["stream"]) == expected[i], i
+        num_done += 1
 
     async def work() -> None:
-        todo = iter(range(NUM_REQUESTS))
+        todo = iter(range(count))
         limits = httpx.Limits(max_connections=None)
 
         async def client_loop(client: httpx.AsyncClient) -> None:
@@ -59,6 +92,13 @@ def test_mixed_load(serve: Serve) -> None:
     asyncio.run(work())
     server.wait_idle()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert sum(counts.values()) == NUM_REQUESTS
+    assert num_done == count
     assert server.service.num_jobs == 0
     assert grown < 100_000, f"memory grew by {grown} kB"
+
+
+def text_of(answer: httpx.Response, stream: bool) -> str:
+    if not stream:
+        return str(answer.json()["choices"][0]["text"])
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return "".join(event["choices"][0]["text"] for event in events)
