@@ -58,7 +58,7 @@ class Probe:
     """Queries whose raw scaled logits over all keys the attention operator writes as it passes.
 
     N scoring rows of up to Q queries each. token: query-token index, -1 unused. logits: written for keys
-    [0, position of the query] (with a window: those inside it), the rest left as it was. Rows that are sparse in this
+    [0, position of the query] (with a window: those inside it), the rest unspecified. Rows that are sparse in this
     layer must not be probed.
     """
 

@@ -56,7 +56,7 @@ class AttentionCase:
 
 
 def make_case(spec: CaseSpec, seed: int) -> AttentionCase:
-    """Random tensors for a spec, the same for the same seed on every device."""
+    """Random tensors for a spec; the caches are drawn on its device, so a seed means other keys there."""
     gen = torch.Generator().manual_seed(seed)
     num_rows = len(spec.rows)
     starts = [0]
@@ -86,16 +86,17 @@ def _caches(spec: CaseSpec, slots: Tensor, gen: torch.Generator) -> tuple[Tensor
     num_blocks = sum(per_row) + 3
     order = torch.randperm(num_blocks, generator=gen)
     shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
-    caches = torch.full((2, *shape), torch.nan)
+    caches = torch.full((2, *shape), torch.nan, device=spec.device)
+    device_gen = torch.Generator(spec.device).manual_seed(int(order[0]))
     table = torch.zeros(len(spec.rows) + 2, max(per_row) + 1, dtype=torch.int32)
     used = 0
     for row, slot, count in zip(spec.rows, slots.tolist(), per_row, strict=True):
         blocks = order[used:used + count]
         used += count
         table[slot, :count] = blocks.int()
-        fill = torch.randn(2, count * spec.block_size, *shape[2:], generator=gen)
+        fill = torch.randn(2, count * spec.block_size, *shape[2:], generator=device_gen, device=spec.device)
         fill[:, row.kv_len:] = torch.nan
-        caches[:, blocks] = fill.view(2, count, *shape[1:])
+        caches[:, blocks.to(spec.device)] = fill.view(2, count, *shape[1:])
     return caches[0], caches[1], table
 
 

@@ -69,7 +69,8 @@ def check_seed(seed: int, device: str, config: KernelConfig | None = None) -> No
         if case.probe is None or written is None or lse is None or expected_lse is None:
             continue
         slack = PROBE_TOLERANCE[case.probe.logits.dtype]
-        torch.testing.assert_close(written, case.probe.logits, atol=slack, rtol=slack, equal_nan=True)
+        seen = ~case.probe.logits.isnan()
+        torch.testing.assert_close(written[seen], case.probe.logits[seen], atol=slack, rtol=slack)
         used = case.probe.token[case.probe.token >= 0].long()
         torch.testing.assert_close(lse[used], expected_lse[used], atol=2e-2, rtol=1e-3)
         check_scores(case, expected_lse, seed)

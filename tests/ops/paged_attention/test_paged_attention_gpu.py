@@ -20,6 +20,20 @@ def test_random_batches(family: int, index: int) -> None:
     check_seed(8 * index + family, "cuda")
 
 
+def test_eight_bit_cache() -> None:
+    """Planted fault: value_scale left out."""
+    from aspire.ops.paged_attention.reference import paged_attention
+    from aspire.ops.paged_attention.triton import PagedAttention
+    from aspire.testing.attention_checks import relative_error
+
+    rows = (RowSpec(3000, 5), RowSpec(700), RowSpec(2000, 1, True))
+    case = make_case(CaseSpec(rows, 32, 8, 128, capacity=64, dtype=torch.bfloat16, device="cuda"), 0)
+    caches = [cache.nan_to_num().to(torch.float8_e4m3fn) for cache in (case.key_cache, case.value_cache)]
+    options = replace(case.options, key_scale=0.5, value_scale=2.0)
+    args = (case.query, *caches, case.rows, case.selection, options, None)
+    assert relative_error(PagedAttention()(*args)[0], paged_attention(*args)[0]) < 8e-3
+
+
 def only_row(case: AttentionCase, row: int, last: int) -> AttentionCase:
     """The row's token number `last` alone, as if decoding plainly at its place."""
     rows = case.rows

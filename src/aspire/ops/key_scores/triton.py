@@ -52,8 +52,8 @@ def scores_kernel(
             for h0 in range(0, H, HB):
                 ok = (h0 + h < H)[:, None] & seen[None, :]
                 norm = tl.load(lse + token.to(tl.int64) * H + h0 + h, mask=h0 + h < H, other=0.0) * LOG2E
-                x = tl.load(logits + n * row_stride + i * query_stride + (h0 + h)[:, None] * head_stride + keys[None, :],
-                            mask=ok, other=0.0).to(tl.float32)
+                place = n * row_stride + i * query_stride + (h0 + h)[:, None] * head_stride + keys[None, :]
+                x = tl.load(logits + place, mask=ok, other=0.0).to(tl.float32)
                 share = tl.where(ok, tl.exp2(x * LOG2E - norm[:, None]), 0.0)
                 if IS_MAX:
                     total = tl.maximum(total, share)

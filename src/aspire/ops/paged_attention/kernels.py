@@ -7,7 +7,8 @@ A row's keys form a virtual axis: position for a full row; sinks, listed units, 
 cut at fixed places (NUM_FINE pieces of FINE keys, then pieces of COARSE), so the order in which a row's keys are summed
 depends on nothing but the place of the key. A piece's result is normalised; pieces are merged in order, by the combine
 kernel or, for long query runs, in registers by the same arithmetic. Masked keys and pieces contribute exactly nothing.
-The file has more than 300 lines because the three kernels share their geometry.
+A restricted row has pieces of LIST_PIECE keys; one whose tail starts at 0 reads everything and is a full row.
+Long because its kernels share their geometry.
 """
 
 import triton
@@ -16,6 +17,9 @@ import triton.language as tl
 NEG = tl.constexpr(-1e30)  # finite, so that differences of two masked values stay finite
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+
+# Fields of an item of the work list.
+ROW, TILE, PIECE, BEGIN, QUERIES, KEYS, SLOT, BASE, PIECES, TAIL, FIELDS = (tl.constexpr(i) for i in range(11))
 
 
 @triton.jit
@@ -38,96 +42,116 @@ def plan_kernel(
     slot_of,  # int32 [R]
     sparse,  # uint8 [R]
     tail_start,  # int32 [S]
-    items,  # int32 [max_items, 3]: row, query tile, piece; written here, like the rest below
-    tiled_items,  # int32 [max_tiled, 3]: row, query tile, unused
-    row_base,  # int32 [R]: first partial of a split row; -1: one piece, written directly; -2: tiled; -3: no tokens
+    items,  # int32 [max_items, FIELDS]; written here, like the rest below
+    tiled_items,  # int32 [max_tiles, FIELDS]
+    row_base,  # int32 [R]: first partial of a split row; -1: its result is written directly
     token_row,  # int32 [T]; -1: of no row
-    counters,  # int32 [4]: items, tiled items, ticket, tiled ticket
+    counters,  # int32 [4]: items, tiled items, next ticket of either kind
     num_rows, num_tokens, partial_capacity, list_tokens, sinks,
-    RP: tl.constexpr, TM: tl.constexpr, MAX_TILES: tl.constexpr, FINE: tl.constexpr, COARSE: tl.constexpr,
-    NUM_FINE: tl.constexpr, RESTRICT: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    RP: tl.constexpr, TM: tl.constexpr, MAX_TILES: tl.constexpr, FINE: tl.constexpr,
+    COARSE: tl.constexpr, NUM_FINE: tl.constexpr, LIST_PIECE: tl.constexpr, RESTRICT: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """One program per row (and one for padding tokens); each finds its own places by a prefix sum over all rows."""
+    """One program per row, one for the tokens of no row; each finds its places by a prefix sum over all rows."""
     r = tl.program_id(0)
     rows = tl.arange(0, RP)
     ok = rows < num_rows
     begin = tl.load(query_start + rows, mask=ok, other=0)
     q = tl.load(query_start + rows + 1, mask=ok, other=0) - begin
     n = tl.load(kv_len + rows, mask=ok, other=0)
+    slot = tl.load(slot_of + rows, mask=ok, other=0)
     active = ok & (q > 0) & (n > 0)
     length = n
     first = rows * 0
+    tail = rows * 0 - 1  # -1: reads everything
     restricted = rows < 0
     if WINDOW > 0:
         first = count_pieces(tl.maximum(n - q + 1 - WINDOW, 0) + 1, FINE, COARSE, NUM_FINE) - 1
     if RESTRICT:
-        restricted = active & (tl.load(sparse + rows, mask=ok, other=0) != 0)
-        tail = tl.load(tail_start + tl.load(slot_of + rows, mask=ok, other=0), mask=restricted, other=0)
+        tail = tl.load(tail_start + slot, mask=active & (tl.load(sparse + rows, mask=ok, other=0) != 0), other=-1)
+        restricted = tail > 0
+        tail = tl.where(restricted, tail, -1)
         head = tl.minimum(tl.minimum(tail, sinks), n)
         length = tl.where(restricted, head + tl.minimum(tl.maximum(tail - head, 0), list_tokens) + n - tail, n)
         first = tl.where(restricted, 0, first)
-    last = count_pieces(length, FINE, COARSE, NUM_FINE)
+    last = tl.where(restricted, (length + LIST_PIECE - 1) // LIST_PIECE, count_pieces(length, FINE, COARSE, NUM_FINE))
     pieces = last - first
-    tiles = (q + TM - 1) // TM
+    tiles = tl.where(active, (q + TM - 1) // TM, 0)
     needed = tl.where(active & (tiles <= MAX_TILES) & (pieces > 1), q * pieces, 0)
     base = tl.cumsum(needed, 0) - needed
     listed = active & (tiles <= MAX_TILES) & (base + needed <= partial_capacity)
-    coarse = tl.where(listed, tl.maximum(last - tl.maximum(first, NUM_FINE), 0) * tiles, 0)
-    fine = tl.where(listed, pieces * tiles, 0) - coarse
-    fine_full = tl.where(restricted, 0, fine)
-    fine_restricted = fine - fine_full
+    short = tl.where(listed & restricted, pieces * tiles, 0)
+    coarse = tl.where(listed & (restricted == 0), tl.maximum(last - tl.maximum(first, NUM_FINE), 0) * tiles, 0)
+    fine = tl.where(listed, pieces * tiles, 0) - coarse - short
     tiled = tl.where(active & (listed == 0), tiles, 0)
 
-    # Long items first: a dynamic schedule then ends evenly.
+    # Coarse items, with those of restricted rows dealt evenly between (they wait for lists, the others for memory),
+    # then fine ones: a dynamic schedule ends evenly.
     coarse_at = tl.cumsum(coarse, 0) - coarse
-    fine_at = tl.sum(coarse, 0) + tl.where(restricted, tl.sum(fine_full, 0) + tl.cumsum(fine_restricted, 0),
-                                           tl.cumsum(fine_full, 0)) - fine
+    short_at = tl.cumsum(short, 0) - short
+    num_coarse = tl.sum(coarse, 0)
+    num_short = tl.sum(short, 0)
+    fine_at = num_coarse + num_short + tl.cumsum(fine, 0) - fine
     tiled_at = tl.cumsum(tiled, 0) - tiled
-    code = tl.where(active, tl.where(listed, tl.where(pieces > 1, base, -1), -2), -3)
-    me = rows == r
     if r == 0:
-        tl.store(counters, tl.sum(coarse + fine, 0))
+        tl.store(counters, num_coarse + num_short + tl.sum(fine, 0))
         tl.store(counters + 1, tl.sum(tiled, 0))
-        tl.store(counters + 2, 0)
-        tl.store(counters + 3, 0)
+        tl.store(counters + 2 + tl.arange(0, 2), 0)
+    me = rows == r
+    step = tl.arange(0, BLOCK)
     my_begin = tl.sum(tl.where(me, begin, 0), 0)
-    my_end = tl.sum(tl.where(me, begin + q, 0), 0)
+    my_q = tl.sum(tl.where(me, q, 0), 0)
     my_row = r
     if r == num_rows:
         my_begin = tl.load(query_start + num_rows)
-        my_end = num_tokens
+        my_q = num_tokens - my_begin
         my_row = -1
-    else:
-        tl.store(row_base + r, tl.sum(tl.where(me, code, 0), 0))
-    step = tl.arange(0, BLOCK)
-    for t in range(my_begin, my_end, BLOCK):
-        tl.store(token_row + t + step, my_row, mask=t + step < my_end)
-    my_tiles = tl.maximum(tl.sum(tl.where(me, tiles, 0), 0), 1)
+    for t in range(0, my_q, BLOCK):
+        tl.store(token_row + my_begin + t + step, my_row, mask=t + step < my_q)
+    my_tiles = tl.sum(tl.where(me, tiles, 0), 0)
+    if my_tiles == 0:
+        return
     my_last = tl.sum(tl.where(me, last, 0), 0)
-    count = tl.sum(tl.where(me, coarse, 0), 0)
-    at = tl.sum(tl.where(me, coarse_at, 0), 0)
-    for j in range(0, count, BLOCK):
-        keep = j + step < count
-        place = items + (at + j + step) * 3
-        tl.store(place, r, mask=keep)
-        tl.store(place + 1, (j + step) % my_tiles, mask=keep)
-        tl.store(place + 2, my_last - 1 - (j + step) // my_tiles, mask=keep)
-    my_last -= count // my_tiles
-    count = tl.sum(tl.where(me, fine, 0), 0)
-    at = tl.sum(tl.where(me, fine_at, 0), 0)
-    for j in range(0, count, BLOCK):
-        keep = j + step < count
-        place = items + (at + j + step) * 3
-        tl.store(place, r, mask=keep)
-        tl.store(place + 1, (j + step) % my_tiles, mask=keep)
-        tl.store(place + 2, my_last - 1 - (j + step) // my_tiles, mask=keep)
-    count = tl.sum(tl.where(me, tiled, 0), 0)
-    at = tl.sum(tl.where(me, tiled_at, 0), 0)
-    for j in range(0, count, BLOCK):
-        keep = j + step < count
-        place = tiled_items + (at + j + step) * 3
-        tl.store(place, r, mask=keep)
-        tl.store(place + 1, my_tiles - 1 - j - step, mask=keep)
+    my_pieces = tl.sum(tl.where(me, pieces, 0), 0)
+    my_coarse = tl.sum(tl.where(me, coarse, 0), 0)
+    my_short = tl.sum(tl.where(me, short, 0), 0)
+    my_fine = tl.sum(tl.where(me, fine, 0), 0)
+    my_tiled = tl.sum(tl.where(me, tiled, 0), 0)
+    my_coarse_at = tl.sum(tl.where(me, coarse_at, 0), 0)
+    my_short_at = tl.sum(tl.where(me, short_at, 0), 0)
+    my_fine_at = tl.sum(tl.where(me, fine_at, 0), 0)
+    my_tiled_at = tl.sum(tl.where(me, tiled_at, 0), 0)
+    my_n = tl.sum(tl.where(me, n, 0), 0)
+    my_slot = tl.sum(tl.where(me, slot, 0), 0)
+    my_base = tl.sum(tl.where(me, tl.where(listed & (pieces > 1), base, -1), 0), 0)
+    my_tail = tl.sum(tl.where(me, tail, 0), 0)
+    tl.store(row_base + r, my_base)
+    for j in range(0, my_coarse + my_short + my_fine + my_tiled, BLOCK):
+        i = j + step
+        keep = i < my_coarse + my_short + my_fine + my_tiled
+        tile = i % my_tiles
+        short_index = my_short_at + i
+        coarse_index = my_coarse_at + i
+        place = tl.where(i < my_coarse, coarse_index, my_fine_at + i - my_coarse)
+        if (num_short > 0) & (num_coarse > 0):  # short i goes before coarse j where j / num_coarse >= i / num_short
+            before = coarse_index * num_short // num_coarse + 1
+            place = tl.where(i < my_coarse, coarse_index + before, place)
+        if my_short > 0:
+            place = short_index + (short_index * num_coarse + num_short - 1) // num_short
+        if my_tiled > 0:
+            tile = my_tiles - 1 - i
+            place = my_tiled_at + i
+        to = (tiled_items if my_tiled > 0 else items) + place * FIELDS
+        tl.store(to + ROW, r, mask=keep)
+        tl.store(to + TILE, tile, mask=keep)
+        tl.store(to + PIECE, my_last - 1 - i // my_tiles, mask=keep)
+        tl.store(to + BEGIN, my_begin, mask=keep)
+        tl.store(to + QUERIES, my_q, mask=keep)
+        tl.store(to + KEYS, my_n, mask=keep)
+        tl.store(to + SLOT, my_slot, mask=keep)
+        tl.store(to + BASE, my_base, mask=keep)
+        tl.store(to + PIECES, my_pieces, mask=keep)
+        tl.store(to + TAIL, my_tail, mask=keep)
 
 
 @triton.jit
@@ -139,17 +163,212 @@ def merge(acc, total, top, part, part_lse):
     return acc * keep[:, None] + part * weight[:, None], total * keep + weight, new
 
 
+@triton.jit
+def store_pairs(row, column, end, values):
+    """row[m] + column[n] = bfloat16(values[m, n]) where column < end[m], for even columns and their right neighbours,
+    straight from the matrix unit's layout, in which columns 2i and 2i + 1 lie in one register. A plain store would go
+    through shared memory that the key buffers need."""
+    shape: tl.constexpr = values.shape
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b64 a; setp.lt.s32 p, $3, $5; mad.wide.s32 a, $3, 2, $1; @p st.global.b32 [a], $7; "
+        "mov.b32 $0, 0; }", "=r,l,l,r,r,r,r,r",
+        [tl.broadcast_to(row.to(tl.int64)[:, None], shape), tl.broadcast_to(column[None, :], shape),
+         tl.broadcast_to(end[:, None], shape), values.to(tl.bfloat16)], dtype=tl.int16, is_pure=False, pack=2)
+
+
+@triton.jit
+def store_piece(part, part_lse, out, lse, partial, partial_lse, base, piece, q_len, begin, t, g, row_ok, value_scale,
+                kh, KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PROBE: tl.constexpr):
+    """A piece's result: the row's own if it has but one (base < 0), else a partial. `piece`: from the row's first."""
+    d = tl.arange(0, DP)
+    ok = row_ok[:, None] & (d < D)[None, :]
+    if base < 0:
+        to = (begin + t).to(tl.int64) * (KH * G) + kh * G + g
+        tl.store(out + to[:, None] * D + d[None, :], (part * value_scale).to(out.dtype.element_ty), mask=ok)
+        if PROBE > 0:
+            tl.store(lse + to, part_lse * LN2, mask=row_ok)
+    else:
+        to = (base + piece * q_len + t).to(tl.int64) * (KH * G) + kh * G + g
+        tl.store(partial + to[:, None] * D + d[None, :], part, mask=ok)
+        tl.store(partial_lse + to, part_lse, mask=row_ok)
+
+
+@triton.jit
+def attend_piece(
+    qs,  # [M, DP]
+    position,  # int32 [M]
+    low, high,  # keys of the virtual axis
+    head, listed, tail,
+    key_cache, value_cache,  # at this key head
+    table,  # int32 [B]: this slot's
+    units,  # int32 [C]: this slot's
+    logits_row,  # [M] pointers to the probed logits of a packed query row
+    probed,  # bool [M]
+    probing, scale, softcap, key_stride, value_stride,
+    D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, UNIT: tl.constexpr,
+    LISTED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PROBE: tl.constexpr, DIRECT: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):
+    """Normalised attention of a query tile to keys [low, high): (float32 [M, DP], log2-sum-exp [M])."""
+    d = tl.arange(0, DP)
+    acc = tl.zeros([M, DP], tl.float32)
+    total = tl.zeros([M], tl.float32)
+    top = tl.full([M], NEG, tl.float32)
+    for j in tl.range(low, high, BN, num_stages=STAGES):
+        c = j + tl.arange(0, BN)
+        c_ok = c < high
+        pos = c
+        if LISTED:
+            in_list = (c >= head) & (c < head + listed)
+            unit = tl.load(units + (c - head) // UNIT, mask=in_list, other=0)
+            pos = tl.where(in_list, unit * UNIT + (c - head) % UNIT, tl.where(c < head, c, c - head - listed + tail))
+        block = tl.load(table + pos // BS, mask=c_ok, other=0)
+        physical = block.to(tl.int64) * BS + pos % BS
+        loaded = c_ok[:, None]
+        if DP > D:
+            loaded = loaded & (d < D)[None, :]
+        ks = tl.load(key_cache + physical[:, None] * key_stride + d[None, :], mask=loaded, other=0.0)
+        x = tl.dot(qs, tl.trans(ks.to(qs.dtype)), input_precision=PRECISION)
+        factor = scale * LOG2E  # of x, to the base-2 exponent; applied last so that it fuses with the subtraction
+        if SOFTCAP:
+            grown = tl.exp2(x * (scale / softcap * 2 * LOG2E))
+            x = softcap * (1.0 - 2.0 / (grown + 1.0))  # softcap * tanh(x * scale / softcap)
+            factor = LOG2E
+        if PROBE:  # noqa: SIM102 (known at compile time, probing is not)
+            if probing:
+                if DIRECT:
+                    store_pairs(logits_row, c, tl.where(probed, high, 0), x * (factor * LN2))
+                else:
+                    tl.store(logits_row[:, None] + c[None, :], (x * (factor * LN2)).to(logits_row.dtype.element_ty),
+                             mask=probed[:, None] & c_ok[None, :])
+        if LISTED:
+            visible = c_ok[None, :]
+        else:
+            visible = c[None, :] <= tl.minimum(position, high - 1)[:, None]
+        if WINDOW > 0:
+            visible = visible & (pos[None, :] > position[:, None] - WINDOW)
+        x = tl.where(visible, x, NEG)
+        new = tl.maximum(top, tl.max(x, 1) * factor)
+        weight = tl.exp2(x * factor - new[:, None])
+        keep = tl.exp2(top - new)
+        total = total * keep + tl.sum(weight, 1)
+        top = new
+        vs = tl.load(value_cache + physical[:, None] * value_stride + d[None, :], mask=loaded, other=0.0)
+        acc = tl.dot(weight.to(qs.dtype), vs.to(qs.dtype), acc * keep[:, None], input_precision=PRECISION)
+    return acc / total[:, None], top + tl.log2(total)
+
+
+@triton.jit
+def attend_listed(
+    query, key_cache, value_cache, table, units, num_units, out, lse, partial, partial_lse,  # as in attend_piece
+    begin, q_len, n, tail, base, piece, kh, scale, softcap, value_scale, sinks, query_stride, query_head_stride,
+    key_stride, value_stride, KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MS: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, UNIT: tl.constexpr, LIST_PIECE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, PROBE: tl.constexpr, TILED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):
+    """One piece of a restricted row, which has one query."""
+    d = tl.arange(0, DP)
+    m = tl.arange(0, MS)
+    t = m // G
+    g = m % G
+    row_ok = m < G  # a restricted row has one query
+    offset = (begin + t).to(tl.int64) * query_stride + (kh * G + g) * query_head_stride
+    qs = tl.load(query + offset[:, None] + d[None, :], mask=row_ok[:, None] & (d < D)[None, :], other=0.0)
+    head = tl.minimum(tl.minimum(tail, sinks), n)
+    listed = tl.minimum(tl.load(num_units) * UNIT, tl.maximum(tail - head, 0))
+    low = piece * LIST_PIECE
+    high = tl.minimum(low + LIST_PIECE, head + listed + n - tail)
+    if TILED:  # the row's partials did not fit
+        low = 0
+        high = head + listed + n - tail
+    if low < high:
+        part, part_lse = attend_piece(
+            qs, n - 1 + t * 0, low, high, head, listed, tail, key_cache, value_cache, table,
+            units, out + t * 0, row_ok, False, scale, softcap, key_stride, value_stride,
+            D, DP, MS, BN, BS, UNIT, True, WINDOW, SOFTCAP, False, False, PRECISION, STAGES)
+        store_piece(part, part_lse, out, lse, partial, partial_lse, base, piece, q_len, begin, t, g, row_ok,
+                    value_scale, kh, KH, G, D, DP, PROBE)
+
+
+@triton.jit
+def attend_tile(
+    query, key_cache, value_cache, table, out, lse, partial, partial_lse, probe_row, probe_token, logits,
+    row, tile, begin, q_len, n, base, piece, kh, scale, softcap, value_scale, num_probe_rows, query_stride,
+    query_head_stride, key_stride, value_stride, logits_row_stride, logits_query_stride, logits_head_stride,
+    KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, TM: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, FINE: tl.constexpr, COARSE: tl.constexpr, NUM_FINE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PROBE: tl.constexpr, PROBE_P: tl.constexpr, NP: tl.constexpr,
+    DIRECT: tl.constexpr, TILED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):
+    """One piece (TILED: all pieces) of a tile of a full row's queries."""
+    d = tl.arange(0, DP)
+    m = tl.arange(0, M)
+    t = tile * TM + m // G
+    g = m % G
+    row_ok = (m < TM * G) & (t < q_len)
+    position = n - q_len + t  # [M]
+    seen_end = tl.minimum(n, n - q_len + (tile + 1) * TM)
+    row_first = 0
+    tile_first = 0
+    window_start = 0
+    if WINDOW > 0:
+        row_first = count_pieces(tl.maximum(n - q_len + 1 - WINDOW, 0) + 1, FINE, COARSE, NUM_FINE) - 1
+        window_start = tl.maximum(n - q_len + tile * TM + 1 - WINDOW, 0)
+        tile_first = count_pieces(window_start + 1, FINE, COARSE, NUM_FINE) - 1
+    offset = (begin + t).to(tl.int64) * query_stride + (kh * G + g) * query_head_stride
+    qs = tl.load(query + offset[:, None] + d[None, :], mask=row_ok[:, None] & (d < D)[None, :], other=0.0)
+    probing = False
+    probed = row_ok
+    logits_row = logits + t * 0
+    if PROBE > 0:
+        scoring = tl.arange(0, NP)
+        same = tl.load(probe_row + scoring, mask=scoring < num_probe_rows, other=-1) == row
+        index = tl.max(tl.where(same, scoring, -1), 0)
+        which = tl.arange(0, PROBE_P)
+        tokens = tl.load(probe_token + index * PROBE + which, mask=(which < PROBE) & (index >= 0), other=-1)
+        match = (tokens[None, :] == (begin + t)[:, None]) & row_ok[:, None]
+        chosen = tl.max(tl.where(match, which[None, :], -1), 1)  # [M]
+        probed = chosen >= 0
+        probing = tl.max(chosen, 0) >= 0
+        logits_row = logits + (index.to(tl.int64) * logits_row_stride
+                               + chosen.to(tl.int64) * logits_query_stride + (kh * G + g) * logits_head_stride)
+    if TILED:
+        sum_acc = tl.zeros([M, DP], tl.float32)
+        sum_total = tl.zeros([M], tl.float32)
+        sum_top = tl.full([M], NEG, tl.float32)
+        for s in range(tile_first, count_pieces(seen_end, FINE, COARSE, NUM_FINE)):
+            low = piece_start(s, FINE, COARSE, NUM_FINE)
+            high = tl.minimum(piece_start(s + 1, FINE, COARSE, NUM_FINE), seen_end)
+            low += tl.maximum(window_start - low, 0) // BN * BN
+            part, part_lse = attend_piece(
+                qs, position, low, high, 0, 0, 0, key_cache, value_cache, table, table, logits_row, probed,
+                probing, scale, softcap, key_stride, value_stride, D, DP, M, BN, BS, 1, False, WINDOW,
+                SOFTCAP, PROBE > 0, DIRECT, PRECISION, STAGES)
+            sum_acc, sum_total, sum_top = merge(sum_acc, sum_total, sum_top, part, part_lse)
+        store_piece(sum_acc / sum_total[:, None], sum_top + tl.log2(sum_total), out, lse, partial, partial_lse,
+                    -1, 0, q_len, begin, t, g, row_ok, value_scale, kh, KH, G, D, DP, PROBE)
+    else:
+        low = piece_start(piece, FINE, COARSE, NUM_FINE)
+        high = tl.minimum(piece_start(piece + 1, FINE, COARSE, NUM_FINE), seen_end)
+        low += tl.maximum(window_start - low, 0) // BN * BN
+        if low < high:
+            part, part_lse = attend_piece(
+                qs, position, low, high, 0, 0, 0, key_cache, value_cache, table, table, logits_row, probed,
+                probing, scale, softcap, key_stride, value_stride, D, DP, M, BN, BS, 1, False, WINDOW,
+                SOFTCAP, PROBE > 0, DIRECT, PRECISION, STAGES)
+            store_piece(part, part_lse, out, lse, partial, partial_lse, base, piece - row_first, q_len, begin, t,
+                        g, row_ok, value_scale, kh, KH, G, D, DP, PROBE)
+
+
 @triton.jit(do_not_specialize=["sinks", "num_probe_rows"])
 def attend_kernel(
     query,  # [T, H, D]
     key_cache, value_cache,  # [num_blocks, BS, KH, D]
-    query_start, kv_len, slot_of,  # int32 [R + 1], [R], [R]
-    sparse,  # uint8 [R]
-    tail_start,  # int32 [S]
     block_table,  # int32 [S, B]
     units,  # int32 [S, C]
     num_units,  # int32 [S]
-    items, row_base, counters,  # see plan_kernel; items: those of this launch's kind
+    items,  # int32 [., FIELDS]: those of this launch's kind
+    counters,  # see plan_kernel
     out,  # [T, H, D], contiguous
     lse,  # float32 [T, H], natural log
     partial,  # float32 [capacity, H, D]
@@ -160,163 +379,64 @@ def attend_kernel(
     scale, softcap, value_scale, sinks, num_probe_rows,
     query_stride, query_head_stride, key_stride, key_head_stride, value_stride, value_head_stride, table_stride,
     units_stride, logits_row_stride, logits_query_stride, logits_head_stride,
-    KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, TM: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, UNIT: tl.constexpr, FINE: tl.constexpr, COARSE: tl.constexpr,
-    NUM_FINE: tl.constexpr, RESTRICT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    PROBE: tl.constexpr, PROBE_P: tl.constexpr, NP: tl.constexpr, TILED: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, MS: tl.constexpr,
+    TM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, UNIT: tl.constexpr, FINE: tl.constexpr,
+    COARSE: tl.constexpr, NUM_FINE: tl.constexpr, LIST_PIECE: tl.constexpr, RESTRICT: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PROBE: tl.constexpr, PROBE_P: tl.constexpr, NP: tl.constexpr,
+    DIRECT: tl.constexpr, TILED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    LIST_STAGES: tl.constexpr,
 ):
-    """Persistent: programs draw items by ticket. An item is one piece (or, TILED, all pieces) of a query tile."""
+    """Persistent: programs draw items by ticket. An item is one piece (or, TILED, all pieces) of a query tile of one
+    key head; M packed query rows, MS of them for restricted rows."""
+    programs = tl.num_programs(0)
     total_items = tl.load(counters + (1 if TILED else 0)) * KH
     ticket = counters + (3 if TILED else 2)
-    m = tl.arange(0, M)
-    d = tl.arange(0, DP)
-    d_ok = d < D
-    g = m % G
-    item = tl.atomic_add(ticket, 1)
+    item = tl.program_id(0)
     while item < total_items:
-        next_item = tl.atomic_add(ticket, 1)  # early, so that its latency is hidden
+        next_item = programs + tl.atomic_add(ticket, 1, sem="relaxed")  # early, so that its latency is hidden
         kh = item % KH
-        place = items + item // KH * 3
-        row = tl.load(place)
-        tile = tl.load(place + 1)
-        begin = tl.load(query_start + row)
-        q_len = tl.load(query_start + row + 1) - begin
-        n = tl.load(kv_len + row)
-        slot = tl.load(slot_of + row).to(tl.int64)
-        t = tile * TM + m // G
-        row_ok = (m < TM * G) & (t < q_len)
-        position = n - q_len + t  # [M]
-        seen_end = tl.minimum(n, n - q_len + (tile + 1) * TM)
-        row_first = 0
-        tile_first = 0
-        window_start = 0
-        head = 0
-        listed = 0
-        tail = 0
-        if WINDOW > 0:
-            row_first = count_pieces(tl.maximum(n - q_len + 1 - WINDOW, 0) + 1, FINE, COARSE, NUM_FINE) - 1
-            window_start = tl.maximum(n - q_len + tile * TM + 1 - WINDOW, 0)
-            tile_first = count_pieces(window_start + 1, FINE, COARSE, NUM_FINE) - 1
-        restricted = False
+        fields = items + item // KH * FIELDS
+        row = tl.load(fields + ROW)
+        tile = tl.load(fields + TILE)
+        piece = tl.load(fields + PIECE)
+        begin = tl.load(fields + BEGIN)
+        q_len = tl.load(fields + QUERIES)
+        n = tl.load(fields + KEYS)
+        slot = tl.load(fields + SLOT).to(tl.int64)
+        base = tl.load(fields + BASE)
+        tail = tl.load(fields + TAIL)
+        keys_here = key_cache + kh * key_head_stride
+        values_here = value_cache + kh * value_head_stride
+        table = block_table + slot * table_stride
+        listed = False
         if RESTRICT:
-            restricted = tl.load(sparse + row) != 0
-            if restricted:
-                tail = tl.load(tail_start + slot)
-                head = tl.minimum(tl.minimum(tail, sinks), n)
-                listed = tl.minimum(tl.load(num_units + slot) * UNIT, tl.maximum(tail - head, 0))
-                seen_end = head + listed + n - tail
-                row_first = 0
-                tile_first = 0
-                window_start = 0
-        offset = (begin + t).to(tl.int64)[:, None] * query_stride + (kh * G + g)[:, None] * query_head_stride + d[None, :]
-        qs = tl.load(query + offset, mask=row_ok[:, None] & d_ok[None, :], other=0.0)
-
-        probing = False
-        probe_query = m * 0 - 1
-        probe_index = 0
-        if PROBE > 0:
-            if not restricted:
-                scoring = tl.arange(0, NP)
-                same = tl.load(probe_row + scoring, mask=scoring < num_probe_rows, other=-1) == row
-                probe_index = tl.max(tl.where(same, scoring, -1), 0)
-                which = tl.arange(0, PROBE_P)
-                tokens = tl.load(probe_token + probe_index * PROBE + which, mask=(which < PROBE) & (probe_index >= 0),
-                                 other=-1)
-                match = (tokens[None, :] == (begin + t)[:, None]) & row_ok[:, None]
-                probe_query = tl.max(tl.where(match, which[None, :], -1), 1)
-                probing = tl.max(probe_query, 0) >= 0
-        logits_at = (probe_index.to(tl.int64) if PROBE > 0 else 0) * logits_row_stride \
-            + probe_query.to(tl.int64) * logits_query_stride + (kh * G + g) * logits_head_stride
-
-        if TILED:
-            piece = tile_first
-            piece_end = count_pieces(seen_end, FINE, COARSE, NUM_FINE)
+            listed = tail > 0
+        if listed:
+            attend_listed(
+                query, keys_here, values_here, table, units + slot * units_stride, num_units + slot, out, lse, partial,
+                partial_lse, begin, q_len, n, tail, base, piece, kh, scale, softcap, value_scale, sinks, query_stride,
+                query_head_stride, key_stride, value_stride, KH, G, D, DP, MS, BN, BS, UNIT, LIST_PIECE, WINDOW,
+                SOFTCAP, PROBE, TILED, PRECISION, LIST_STAGES)
         else:
-            piece = tl.load(place + 2)
-            piece_end = piece + 1
-        sum_acc = tl.zeros([M, DP] if TILED else [1, 1], tl.float32)
-        sum_total = tl.zeros([M] if TILED else [1], tl.float32)
-        sum_top = tl.full([M] if TILED else [1], NEG, tl.float32)
-        while piece < piece_end:
-            low = piece_start(piece, FINE, COARSE, NUM_FINE)
-            high = tl.minimum(piece_start(piece + 1, FINE, COARSE, NUM_FINE), seen_end)
-            if WINDOW > 0:
-                low += tl.maximum(window_start - low, 0) // BN * BN
-            if low < high:
-                acc = tl.zeros([M, DP], tl.float32)
-                total = tl.zeros([M], tl.float32)
-                top = tl.full([M], NEG, tl.float32)
-                for j in tl.range(low, high, BN, num_stages=STAGES):
-                    c = j + tl.arange(0, BN)
-                    c_ok = c < high
-                    pos = c
-                    if RESTRICT:
-                        in_list = (c >= head) & (c < head + listed)
-                        unit = tl.load(units + slot * units_stride + (c - head) // UNIT, mask=in_list, other=0)
-                        pos = tl.where(in_list, unit * UNIT + (c - head) % UNIT,
-                                       tl.where(c < head, c, c - head - listed + tail))
-                    block = tl.load(block_table + slot * table_stride + pos // BS, mask=c_ok, other=0)
-                    physical = block.to(tl.int64) * BS + pos % BS
-                    ks = tl.load(key_cache + physical[:, None] * key_stride + kh * key_head_stride + d[None, :],
-                                 mask=c_ok[:, None] & d_ok[None, :], other=0.0)
-                    x = tl.dot(qs, tl.trans(ks.to(qs.dtype)), input_precision=PRECISION)
-                    if SOFTCAP:
-                        grown = tl.exp2(x * (scale / softcap * 2 * LOG2E))
-                        x = softcap * LOG2E * (1.0 - 2.0 / (grown + 1.0))  # softcap * tanh(x * scale / softcap)
-                    else:
-                        x = x * (scale * LOG2E)
-                    visible = c_ok[None, :] & (pos[None, :] <= position[:, None])
-                    if WINDOW > 0:
-                        visible = visible & (pos[None, :] > position[:, None] - WINDOW)
-                    if PROBE > 0:
-                        if probing:
-                            tl.store(logits + logits_at[:, None] + pos[None, :],
-                                     (x * LN2).to(logits.dtype.element_ty),
-                                     mask=visible & (probe_query >= 0)[:, None])
-                    x = tl.where(visible, x, NEG)
-                    new = tl.maximum(top, tl.max(x, 1))
-                    weight = tl.exp2(x - new[:, None])
-                    keep = tl.exp2(top - new)
-                    total = total * keep + tl.sum(weight, 1)
-                    top = new
-                    vs = tl.load(value_cache + physical[:, None] * value_stride + kh * value_head_stride + d[None, :],
-                                 mask=c_ok[:, None] & d_ok[None, :], other=0.0)
-                    acc = tl.dot(weight.to(qs.dtype), vs.to(qs.dtype), acc * keep[:, None], input_precision=PRECISION)
-                part = acc / total[:, None]
-                part_lse = top + tl.log2(total)
-                if TILED:
-                    sum_acc, sum_total, sum_top = merge(sum_acc, sum_total, sum_top, part, part_lse)
-                else:
-                    base = tl.load(row_base + row)
-                    if base >= 0:
-                        to = (base + (piece - row_first) * q_len + t).to(tl.int64) * (KH * G) + kh * G + g
-                        tl.store(partial + to[:, None] * D + d[None, :], part, mask=row_ok[:, None] & d_ok[None, :])
-                        tl.store(partial_lse + to, part_lse, mask=row_ok)
-                    else:
-                        to = (begin + t).to(tl.int64) * (KH * G) + kh * G + g
-                        tl.store(out + to[:, None] * D + d[None, :], (part * value_scale).to(out.dtype.element_ty),
-                                 mask=row_ok[:, None] & d_ok[None, :])
-                        if PROBE > 0:
-                            tl.store(lse + to, part_lse * LN2, mask=row_ok)
-            piece += 1
-        if TILED:
-            to = (begin + t).to(tl.int64) * (KH * G) + kh * G + g
-            tl.store(out + to[:, None] * D + d[None, :],
-                     (sum_acc / sum_total[:, None] * value_scale).to(out.dtype.element_ty),
-                     mask=row_ok[:, None] & d_ok[None, :])
-            if PROBE > 0:
-                tl.store(lse + to, (sum_top + tl.log2(sum_total)) * LN2, mask=row_ok)
+            attend_tile(
+                query, keys_here, values_here, table, out, lse, partial, partial_lse, probe_row, probe_token, logits,
+                row, tile, begin, q_len, n, base, piece, kh, scale, softcap, value_scale, num_probe_rows, query_stride,
+                query_head_stride, key_stride, value_stride, logits_row_stride, logits_query_stride, logits_head_stride,
+                KH, G, D, DP, M, TM, BN, BS, FINE, COARSE, NUM_FINE, WINDOW, SOFTCAP, PROBE, PROBE_P, NP, DIRECT, TILED,
+                PRECISION, STAGES)
         item = next_item
 
 
 @triton.jit(do_not_specialize=["sinks"])
 def combine_kernel(
-    query_start, kv_len, slot_of, sparse, tail_start, num_units, row_base, token_row, counters, out, lse, partial,
-    partial_lse, value_scale, sinks,  # shapes as in attend_kernel
-    KH: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, UNIT: tl.constexpr,
-    FINE: tl.constexpr, COARSE: tl.constexpr, NUM_FINE: tl.constexpr, RESTRICT: tl.constexpr, WINDOW: tl.constexpr,
-    PROBE: tl.constexpr, UNROLL: tl.constexpr,
+    query_start,  # int32 [R + 1]
+    kv_len, slot_of,  # int32 [R]
+    sparse,  # uint8 [R]
+    tail_start,  # int32 [S]
+    num_units, row_base, token_row, counters, out, lse, partial, partial_lse, value_scale, sinks,  # as above
+    KH: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TM: tl.constexpr,
+    UNIT: tl.constexpr, FINE: tl.constexpr, COARSE: tl.constexpr, NUM_FINE: tl.constexpr, LIST_PIECE: tl.constexpr,
+    RESTRICT: tl.constexpr, WINDOW: tl.constexpr, PROBE: tl.constexpr, UNROLL: tl.constexpr,
 ):
     """One program per token and key head: merges the pieces of split rows in order; zeros tokens of no row."""
     token = tl.program_id(0)
@@ -339,30 +459,32 @@ def combine_kernel(
     q_len = tl.load(query_start + row + 1) - begin
     n = tl.load(kv_len + row)
     t = token - begin
-    seen_end = n - q_len + t + 1
     first = 0
+    skip = 0  # pieces before the tile's window, which were not written
     if WINDOW > 0:
         first = count_pieces(tl.maximum(n - q_len + 1 - WINDOW, 0) + 1, FINE, COARSE, NUM_FINE) - 1
+        tile_start = n - q_len + t // TM * TM
+        skip = count_pieces(tl.maximum(tile_start + 1 - WINDOW, 0) + 1, FINE, COARSE, NUM_FINE) - 1 - first
+    pieces = count_pieces(n - q_len + t + 1, FINE, COARSE, NUM_FINE) - first
     if RESTRICT:
-        if tl.load(sparse + row) != 0:
-            slot = tl.load(slot_of + row)
-            tail = tl.load(tail_start + slot)
+        slot = tl.load(slot_of + row)
+        tail = tl.load(tail_start + slot)
+        if (tl.load(sparse + row) != 0) & (tail > 0):
             head = tl.minimum(tl.minimum(tail, sinks), n)
             listed = tl.minimum(tl.load(num_units + slot) * UNIT, tl.maximum(tail - head, 0))
-            seen_end = head + listed + n - tail
-            first = 0
-    pieces = count_pieces(seen_end, FINE, COARSE, NUM_FINE) - first
+            pieces = (head + listed + n - tail + LIST_PIECE - 1) // LIST_PIECE
+            skip = 0
     acc = tl.zeros([GP, DP], tl.float32)
     total = tl.zeros([GP], tl.float32)
     top = tl.full([GP], NEG, tl.float32)
     at = (base + t).to(tl.int64) * (KH * G) + kh * G + g
     stride = q_len.to(tl.int64) * (KH * G)
-    for s0 in range(0, pieces, UNROLL):
+    for s0 in range(skip, pieces, UNROLL):
         for u in tl.static_range(UNROLL):
-            s = s0 + u
-            there = s < pieces
-            part_lse = tl.load(partial_lse + at + s * stride, mask=(g < G) & there, other=-2e30)
-            part = tl.load(partial + (at + s * stride)[:, None] * D + d[None, :], mask=ok & there, other=0.0)
+            there = s0 + u < pieces
+            place = at + (s0 + u) * stride
+            part_lse = tl.load(partial_lse + place, mask=(g < G) & there, other=-2e30)
+            part = tl.load(partial + place[:, None] * D + d[None, :], mask=ok & there, other=0.0)
             acc, total, top = merge(acc, total, top, part, part_lse)
     tl.store(out + to[:, None] * D + d[None, :], (acc / total[:, None] * value_scale).to(out.dtype.element_ty), mask=ok)
     if PROBE > 0:

@@ -1,6 +1,6 @@
 """paged_attention on CUDA: plans a step's work on the device, then one launch per layer for all rows of the batch.
 
-Nothing waits for the device and grid sizes follow from host-side bounds alone, so a step can be captured in a CUDA graph.
+Nothing waits for the device and grid sizes follow from host-side bounds alone, so a step can be captured in a graph.
 """
 
 from dataclasses import dataclass
@@ -10,26 +10,30 @@ import triton
 from torch import Tensor
 
 from aspire.attention.rows import AttentionOptions, AttentionRows, Probe, RowSelection
-from aspire.ops.paged_attention.kernels import attend_kernel, combine_kernel, plan_kernel
+from aspire.ops.paged_attention.kernels import FIELDS, attend_kernel, combine_kernel, plan_kernel
 
 
 @dataclass(frozen=True, slots=True)
 class KernelConfig:
     """Tile shapes and schedule.
 
-    Bits of a row depend on packed_rows, key_tile, fine, coarse, num_fine and warps, on nothing else: fix packed_rows to
-    make them independent of the longest row in the batch.
+    Bits of a full row depend on packed_rows, key_tile, fine, coarse, num_fine and warps, on nothing else: fix
+    packed_rows to make them independent of the longest row in the batch. Those of a sparse row also depend on the
+    number of rows (through list_pieces), which no accepted token shows.
     """
 
-    packed_rows: int | None = None  # query rows (tokens x group) of a tile: 16, 32, 64; None: as max_query_len needs
+    packed_rows: int | None = None  # query rows (tokens x group) of a tile: 16, 32, 64; None: 16, or 64 if needed
     key_tile: int | None = None  # keys per inner step; None: by head dim
     fine: int = 512  # keys of each of the first num_fine pieces of a row
     num_fine: int = 8
-    coarse: int = 4096  # keys of the pieces after
+    coarse: int = 2048  # keys of the pieces after
+    list_pieces: tuple[int, ...] = (1024, 512, 256, 128)  # keys of a sparse row's pieces, the first that fills the GPU
     max_tiles: int = 4  # rows of more query tiles than this are not split over keys
     warps: int = 4
-    stages: int = 3
-    programs_per_sm: int = 4
+    stages: int = 5  # of the loop over a full row's keys
+    list_stages: int = 4  # of the loop over a sparse row's keys
+    registers: int | None = None  # a cap per thread, so that more programs fit at once
+    programs_per_sm: int | None = None  # as many as fit at once, as each starts with an item of its own; None: a guess
     partial_bytes: int = 512 << 20  # the most memory for pieces; rows that do not fit are not split
 
 
@@ -42,6 +46,7 @@ class _Geometry:
     window: int
     list_tokens: int  # most listed tokens of a sparse row; -1: no row is restricted
     sinks: int
+    list_piece: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +75,12 @@ class PagedAttention:
                  selection: RowSelection | None, options: AttentionOptions,
                  probe: Probe | None) -> tuple[Tensor, Tensor | None]:
         """Same contract as the reference; plans once per `rows` object and kind of layer."""
-        num_tokens, num_heads, dim = query.shape
         assert query.stride(2) == 1, "head dim is contiguous"
         for cache in (key_cache, value_cache):
             assert cache.stride(3) == 1, "head dim is contiguous"
             assert cache.stride(0) == cache.shape[1] * cache.stride(1), "a block's tokens follow each other"
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        lse = None if probe is None else torch.empty(num_tokens, num_heads, dtype=torch.float32, device=query.device)
+        lse = None if probe is None else torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
         geometry = self._geometry(query, key_cache, rows, selection, options)
         plan = self._plan(rows, geometry, query)
         self._launch(query, key_cache, value_cache, rows, selection, options, probe, out, lse, geometry, plan)
@@ -84,15 +88,24 @@ class PagedAttention:
 
     def _geometry(self, query: Tensor, key_cache: Tensor, rows: AttentionRows, selection: RowSelection | None,
                   options: AttentionOptions) -> _Geometry:
-        groups = query.shape[1] // key_cache.shape[2]
+        kv_heads = key_cache.shape[2]
+        groups = query.shape[1] // kv_heads
         packed = self.config.packed_rows
-        if packed is None:
-            packed = min(64, max(16, triton.next_power_of_2(rows.max_query_len * groups)))
+        if packed is None:  # float32 goes through plain registers, too few for more
+            packed = 16 if rows.max_query_len * groups <= 16 or query.element_size() == 4 else 64
         packed = max(packed, triton.next_power_of_2(groups))
-        list_tokens, sinks = -1, 0
+        list_tokens, sinks, list_piece = -1, 0, self.config.list_pieces[-1]
         if selection is not None:
             list_tokens, sinks = selection.units.shape[1] * selection.unit, selection.sinks
-        return _Geometry(packed, packed // groups, options.window or 0, list_tokens, sinks)
+            list_piece = self._list_piece(len(rows.kv_len) * kv_heads, list_tokens, self._programs(query.device, 2))
+        return _Geometry(packed, packed // groups, options.window or 0, list_tokens, sinks, list_piece)
+
+    def _list_piece(self, num_tiles: int, list_tokens: int, programs: int) -> int:
+        """The longest piece that still gives every program of the grid some work."""
+        for piece in self.config.list_pieces:
+            if num_tiles * -(-list_tokens // piece) >= programs:
+                return piece
+        return self.config.list_pieces[-1]
 
     def _plan(self, rows: AttentionRows, geometry: _Geometry, query: Tensor) -> _Plan:
         if rows is not self._rows:
@@ -111,23 +124,25 @@ class PagedAttention:
         config, device = self.config, query.device
         num_tokens, num_heads, dim = query.shape
         num_rows, pieces = len(rows.kv_len), self._pieces(rows.max_kv_len)
+        list_pieces = 0 if geometry.list_tokens < 0 else num_rows * -(-rows.max_kv_len // geometry.list_piece)
         split_tokens = min(num_tokens, num_rows * geometry.tokens_per_tile * config.max_tiles)
-        wanted = split_tokens * pieces
+        wanted = split_tokens * pieces + list_pieces  # a restricted row has one token
         capacity = max(1, min(wanted, config.partial_bytes // (num_heads * (dim + 1) * 4)))
         if self._partial is None or len(self._partial[0]) < capacity:
             self._partial = (torch.empty(capacity, num_heads, dim, dtype=torch.float32, device=device),
                              torch.empty(capacity, num_heads, dtype=torch.float32, device=device))
         tiles = min(num_tokens, num_tokens // geometry.tokens_per_tile + num_rows)
         longest = -(-rows.max_query_len // geometry.tokens_per_tile)
-        ints = [torch.empty(n, dtype=torch.int32, device=device)
-                for n in (max(1, tiles * pieces * 3), max(1, tiles * 3), num_rows, num_tokens, 4)]
+        items = max(1, tiles * pieces + list_pieces) * FIELDS.value
+        ints = [torch.empty(size, dtype=torch.int32, device=device)
+                for size in (items, max(1, tiles) * FIELDS.value, num_rows, num_tokens, 4)]
         plan = _Plan(*ints, may_tile=longest > config.max_tiles or capacity < wanted)
         plan_kernel[(num_rows + 1,)](
             rows.query_start, rows.kv_len, rows.slot, rows.sparse.view(torch.uint8), rows.tail_start, *ints, num_rows,
             num_tokens, len(self._partial[0]), geometry.list_tokens, geometry.sinks,
             RP=max(128, triton.next_power_of_2(num_rows)), TM=geometry.tokens_per_tile, MAX_TILES=config.max_tiles,
-            FINE=config.fine, COARSE=config.coarse, NUM_FINE=config.num_fine, RESTRICT=geometry.list_tokens >= 0,
-            WINDOW=geometry.window, BLOCK=128, num_warps=4)
+            FINE=config.fine, COARSE=config.coarse, NUM_FINE=config.num_fine, LIST_PIECE=geometry.list_piece,
+            RESTRICT=geometry.list_tokens >= 0, WINDOW=geometry.window, BLOCK=128, num_warps=4)
         return plan
 
     def _launch(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: AttentionRows,
@@ -137,44 +152,50 @@ class PagedAttention:
         num_heads, dim = query.shape[1:]
         assert self._partial is not None
         partial, partial_lse = self._partial
-        sparse, spare = rows.sparse.view(torch.uint8), plan.counters
+        spare = plan.counters
         units, num_units = (spare[None], spare) if selection is None else (selection.units, selection.num_units)
         probe_row, probe_token, logits = (spare, spare[None], partial[None]) if probe is None else (
             probe.row, probe.token, probe.logits)
         queries = 0 if probe is None else probe_token.shape[1]
+        direct = (probe is not None and query.element_size() == 2 and query.device.type == "cuda"
+                  and logits.dtype == torch.bfloat16 and logits.stride(2) % 2 == 0)
         shared = {"KH": kv_heads, "G": num_heads // kv_heads, "D": dim, "DP": triton.next_power_of_2(dim),
-                  "UNIT": 1 if selection is None else selection.unit, "FINE": config.fine, "COARSE": config.coarse,
-                  "NUM_FINE": config.num_fine, "RESTRICT": selection is not None, "WINDOW": geometry.window,
+                  "TM": geometry.tokens_per_tile, "UNIT": 1 if selection is None else selection.unit,
+                  "FINE": config.fine, "COARSE": config.coarse, "NUM_FINE": config.num_fine,
+                  "LIST_PIECE": geometry.list_piece, "RESTRICT": selection is not None, "WINDOW": geometry.window,
                   "PROBE": queries}
+        fitting = 3 if geometry.packed_rows == 16 and selection is None and query.element_size() == 2 else 2
         for tiled in (False, True) if plan.may_tile else (False,):
-            attend_kernel[(self._programs(query.device),)](
-                query, key_cache, value_cache, rows.query_start, rows.kv_len, rows.slot, sparse, rows.tail_start,
-                rows.block_table, units, num_units, plan.tiled_items if tiled else plan.items, plan.row_base,
-                plan.counters, out, partial_lse if lse is None else lse, partial, partial_lse, probe_row, probe_token,
-                logits, options.scale * options.key_scale, options.softcap or 0.0, options.value_scale, geometry.sinks,
-                probe_row.shape[0], query.stride(0), query.stride(1), key_cache.stride(1), key_cache.stride(2),
-                value_cache.stride(1), value_cache.stride(2), rows.block_table.stride(0), units.stride(0),
-                logits.stride(0), logits.stride(1), logits.stride(2),
-                M=geometry.packed_rows, TM=geometry.tokens_per_tile, BN=self._key_tile(dim), BS=key_cache.shape[1],
-                SOFTCAP=options.softcap is not None, PROBE_P=triton.next_power_of_2(max(1, queries)),
-                NP=max(64, triton.next_power_of_2(probe_row.shape[0])), TILED=tiled,
+            attend_kernel[(self._programs(query.device, fitting),)](
+                query, key_cache, value_cache, rows.block_table, units, num_units,
+                plan.tiled_items if tiled else plan.items, plan.counters, out, partial_lse if lse is None else lse,
+                partial, partial_lse, probe_row, probe_token, logits, options.scale * options.key_scale,
+                options.softcap or 0.0, options.value_scale, geometry.sinks, probe_row.shape[0], query.stride(0),
+                query.stride(1), key_cache.stride(1), key_cache.stride(2), value_cache.stride(1), value_cache.stride(2),
+                rows.block_table.stride(0), units.stride(0), logits.stride(0), logits.stride(1), logits.stride(2),
+                M=geometry.packed_rows, MS=max(16, triton.next_power_of_2(num_heads // kv_heads)),
+                BN=self._key_tile(query), BS=key_cache.shape[1], SOFTCAP=options.softcap is not None,
+                PROBE_P=triton.next_power_of_2(max(1, queries)),
+                NP=max(64, triton.next_power_of_2(probe_row.shape[0])), DIRECT=direct, TILED=tiled,
                 PRECISION="ieee" if query.dtype == torch.float32 else "tf32", STAGES=config.stages,
-                num_warps=config.warps, **shared)
+                LIST_STAGES=config.list_stages, num_warps=config.warps, maxnreg=config.registers, **shared)
         combine_kernel[(len(query), kv_heads)](
-            rows.query_start, rows.kv_len, rows.slot, sparse, rows.tail_start, num_units, plan.row_base, plan.token_row,
-            plan.counters, out, partial_lse if lse is None else lse, partial, partial_lse, options.value_scale,
-            geometry.sinks, GP=triton.next_power_of_2(num_heads // kv_heads), UNROLL=8, num_warps=4, **shared)
+            rows.query_start, rows.kv_len, rows.slot, rows.sparse.view(torch.uint8), rows.tail_start, num_units,
+            plan.row_base, plan.token_row, plan.counters, out, partial_lse if lse is None else lse, partial,
+            partial_lse, options.value_scale, geometry.sinks, GP=triton.next_power_of_2(num_heads // kv_heads),
+            UNROLL=8, num_warps=2, **shared)
 
-    def _key_tile(self, dim: int) -> int:
+    def _key_tile(self, query: Tensor) -> int:
+        """16 KB of keys."""
         if self.config.key_tile is not None:
             return self.config.key_tile
-        return 128 if dim <= 64 else 64 if dim <= 128 else 32
+        return max(16, 16384 // (triton.next_power_of_2(query.shape[2]) * query.element_size()))
 
-    def _programs(self, device: torch.device) -> int:
+    def _programs(self, device: torch.device, fitting: int) -> int:
         if self._num_sms is None:
             self._num_sms = (torch.cuda.get_device_properties(device).multi_processor_count
                              if device.type == "cuda" else 2)
-        return self._num_sms * self.config.programs_per_sm
+        return self._num_sms * (self.config.programs_per_sm or fitting)
 
 
 def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: "AttentionRows",
