@@ -3,8 +3,9 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 
@@ -133,17 +134,13 @@ class Service:
                            param="request_id", code="duplicate_request_id")
         limits = [limit for limit in (timeout, self.config.request_timeout) if limit is not None]
         job = self._jobs[job_id] = Job(job_id)
-        submitted = [asyncio.ensure_future(self.llm.submit(
+        handing_over = [self.llm.submit(
             prompt.token_ids, one, request_id=job_id if len(prompts) == 1 else f"{job_id}-{i}", priority=priority,
-            text=prompt.text, timeout=min(limits, default=None)))
+            text=prompt.text, timeout=min(limits, default=None))
             for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))]
         try:
-            await asyncio.wait(submitted)
-            job.streams += [task.result() for task in submitted]
+            job.streams += [await handing_over[0]] if len(prompts) == 1 else await _all_or_none(handing_over)
         except BaseException:
-            for task in submitted:
-                if not task.cancel() and not task.cancelled() and task.exception() is None:
-                    task.result().close()
             self.finish(job)
             raise
         if job.aborted:
@@ -176,6 +173,19 @@ class Service:
             return [await stream.final() for stream in job.streams]
         finally:
             self.finish(job)
+
+
+async def _all_or_none(handing_over: Sequence[Coroutine[Any, Any, OutputStream]]) -> list[OutputStream]:
+    """All streams at once; when one is refused the others are closed."""
+    tasks = [asyncio.ensure_future(one) for one in handing_over]
+    try:
+        await asyncio.wait(tasks)
+        return [task.result() for task in tasks]
+    except BaseException:
+        for task in tasks:
+            if not task.cancel() and not task.cancelled() and task.exception() is None:
+                task.result().close()
+        raise
 
 
 async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
