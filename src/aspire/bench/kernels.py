@@ -8,7 +8,7 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ def build(mix: Mix, device: str = "cuda") -> Inputs:
         return torch.randn(size, generator=gen, device=device, dtype=torch.bfloat16)
 
     lengths = [mix.queries] * mix.full + [1] * mix.sparse
-    ints = {"dtype": torch.int32, "device": device}
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     window = 64
     capacity = mix.selected - window
     candidates = (mix.context - window) // mix.unit

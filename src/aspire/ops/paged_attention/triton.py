@@ -53,12 +53,12 @@ class _Geometry:
 class _Plan:
     """A step's work on the device; see plan_kernel."""
 
+    may_tile: bool  # whether a row may be too long or the pieces too many, so that a second launch is needed
     items: Tensor
     tiled_items: Tensor
     row_base: Tensor
     token_row: Tensor
     counters: Tensor
-    may_tile: bool
 
 
 class PagedAttention:
@@ -136,7 +136,7 @@ class PagedAttention:
         items = max(1, tiles * pieces + list_pieces) * FIELDS.value
         ints = [torch.empty(size, dtype=torch.int32, device=device)
                 for size in (items, max(1, tiles) * FIELDS.value, num_rows, num_tokens, 4)]
-        plan = _Plan(*ints, may_tile=longest > config.max_tiles or capacity < wanted)
+        plan = _Plan(longest > config.max_tiles or capacity < wanted, *ints)
         plan_kernel[(num_rows + 1,)](
             rows.query_start, rows.kv_len, rows.slot, rows.sparse.view(torch.uint8), rows.tail_start, *ints, num_rows,
             num_tokens, len(self._partial[0]), geometry.list_tokens, geometry.sinks,
@@ -193,7 +193,7 @@ class PagedAttention:
 
     def _programs(self, device: torch.device, fitting: int) -> int:
         if self._num_sms is None:
-            self._num_sms = (torch.cuda.get_device_properties(device).multi_processor_count
+            self._num_sms = (int(torch.cuda.get_device_properties(device).multi_processor_count)
                              if device.type == "cuda" else 2)
         return self._num_sms * (self.config.programs_per_sm or fitting)
 
