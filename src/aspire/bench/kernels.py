@@ -165,7 +165,7 @@ def replay_ms(layer: Callable[[int], object], layers: int, repeats: int = 12) ->
         end.synchronize()
         if index >= 3:
             times.append(begin.elapsed_time(end) / (2 * layers))
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def copy_bandwidth() -> float:
@@ -182,7 +182,7 @@ def copy_bandwidth() -> float:
         end.synchronize()
         if index >= 2:
             times.append(begin.elapsed_time(end))
-    return 2 * source.numel() * 4 / statistics.median(times) * 1e3
+    return float(2 * source.numel() * 4 / statistics.median(times) * 1e3)
 
 
 def time_attention(mix: Mix, bandwidth: float, config: "KernelConfig | None" = None) -> Timing:
@@ -220,14 +220,14 @@ def time_scoring(mix: Mix, bandwidth: float) -> list[Timing]:
     from aspire.ops.select_topk.triton import select_topk
 
     inputs, shape = build(mix), mix.shape
-    assert inputs.probe is not None
-    inputs.probe.logits.normal_()
+    assert (probe := inputs.probe) is not None
+    probe.logits.normal_()
     lse = torch.full(inputs.query.shape[:2], 12.0, device="cuda")
     score_bytes = mix.full * mix.context // mix.unit * 4
-    scores = key_scores(inputs.probe, lse, inputs.rows, unit=mix.unit, reduce="mean")
+    scores = key_scores(probe, lse, inputs.rows, unit=mix.unit, reduce="mean")
     first = torch.zeros(mix.full, dtype=torch.int32, device="cuda")
     last, k = torch.full_like(first, scores.shape[1] - 4), torch.full_like(first, mix.selected // mix.unit)
-    ms = [replay_ms(lambda _: key_scores(inputs.probe, lse, inputs.rows, unit=mix.unit, reduce="mean"), 4),
+    ms = [replay_ms(lambda _: key_scores(probe, lse, inputs.rows, unit=mix.unit, reduce="mean"), 4),
           replay_ms(lambda _: select_topk(scores, first, last, k, capacity=mix.selected, coverage=None), 4)]
     logits = mix.full * mix.probes * mix.context * shape.num_heads * 2
     return [_timing("key_scores", mix, ms[0], logits + score_bytes, bandwidth),

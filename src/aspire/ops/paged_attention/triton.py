@@ -189,7 +189,7 @@ class PagedAttention:
         """16 KB of keys."""
         if self.config.key_tile is not None:
             return self.config.key_tile
-        return max(16, 16384 // (triton.next_power_of_2(query.shape[2]) * query.element_size()))
+        return int(max(16, 16384 // (triton.next_power_of_2(query.shape[2]) * query.element_size())))
 
     def _programs(self, device: torch.device, fitting: int) -> int:
         if self._num_sms is None:
