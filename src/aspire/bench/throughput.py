@@ -8,6 +8,7 @@ without real weights; the output says so. Times are of steps with the full batch
 """
 
 import argparse
+import gc
 import json
 import statistics
 import tempfile
@@ -186,7 +187,12 @@ class Bench:
         self._wait()
         while engine.has_unfinished:
             engine.advance()
-        return self._result(policy, work, recorder.steps, decoding_since or 0.0, engine)
+        result = self._result(policy, work, recorder.steps, decoding_since or 0.0, engine)
+        del engine
+        gc.collect()  # the next engine needs the memory of this one's cache and graphs
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return result
 
     def _engine(self, policy: str, work: Workload, recorder: Recorder) -> Engine:
         limit = work.context + work.new_tokens + 1
@@ -213,7 +219,7 @@ class Bench:
                 engine: Engine) -> Result:
         full = [s for s in steps if len(s.rows) > 0 and not _prefills(s) and s.running == work.batch]
         full = full[min(10, len(full) // 4) :]  # the first steps warm up
-        assert full, "no step had the whole batch decoding: raise new_tokens"
+        assert full, f"no step had all {work.batch} requests decoding: raise new_tokens, or memory holds too few"
         seconds = sum(s.duration for s in full)
         emitted = sum(s.num_emitted for s in full)
         drafted, accepted = sum(s.num_drafted for s in full), sum(s.num_accepted for s in full)
@@ -288,6 +294,7 @@ def main() -> None:
         replay = None if policy == "autoregressive" else args.replay_acceptance
         work = Workload(args.batch, args.context, args.new_tokens, args.temperature, True, replay)
         results.append(bench.measure(policy, work))
+        print(json.dumps(asdict(results[-1])), flush=True)
     print_table(results)
 
 
