@@ -113,10 +113,9 @@ def build(mix: Mix, device: str = "cuda") -> Inputs:
     units = torch.stack([torch.randperm(candidates, generator=gen, device=device)[:capacity // mix.unit].sort().values
                          for _ in range(num_rows)]).int()
     start = torch.tensor([0, *lengths], **ints).cumsum(0).int()
-    sparse = torch.tensor([False] * mix.full + [True] * mix.sparse, device=device)
     rows = AttentionRows(
         query_start=start, kv_len=torch.full((num_rows,), mix.context, **ints), slot=torch.arange(num_rows, **ints),
-        sparse=sparse, block_table=torch.randperm(size[0], generator=gen, device=device).int().view(num_rows, -1),
+        sparse=torch.arange(num_rows, device=device) >= mix.full, block_table=torch.randperm(size[0], generator=gen, device=device).int().view(num_rows, -1),
         tail_start=torch.full((num_rows,), mix.context - window, **ints), max_query_len=max(lengths),
         max_kv_len=mix.context)
     selection = None
@@ -206,7 +205,7 @@ def time_torch_attention(mix: Mix, bandwidth: float) -> Timing:
 
     shape = mix.shape
     size = (mix.full, shape.num_kv_heads, mix.context, shape.head_dim)
-    key, value = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    key, value = torch.randn(2, *size, device="cuda", dtype=torch.bfloat16)
     query = torch.randn(mix.full, shape.num_heads, mix.queries, shape.head_dim, device="cuda", dtype=torch.bfloat16)
     ms = replay_ms(lambda _: scaled_dot_product_attention(query, key, value, enable_gqa=True), 2)
     return _timing("torch sdpa", mix, ms, needed_bytes(mix), bandwidth)
@@ -220,15 +219,16 @@ def time_scoring(mix: Mix, bandwidth: float) -> list[Timing]:
     from aspire.ops.select_topk.triton import select_topk
 
     inputs, shape = build(mix), mix.shape
-    assert (probe := inputs.probe) is not None
+    probe = inputs.probe
+    assert probe is not None
     probe.logits.normal_()
     lse = torch.full(inputs.query.shape[:2], 12.0, device="cuda")
-    score_bytes = mix.full * mix.context // mix.unit * 4
     scores = key_scores(probe, lse, inputs.rows, unit=mix.unit, reduce="mean")
     first = torch.zeros(mix.full, dtype=torch.int32, device="cuda")
     last, k = torch.full_like(first, scores.shape[1] - 4), torch.full_like(first, mix.selected // mix.unit)
     ms = [replay_ms(lambda _: key_scores(probe, lse, inputs.rows, unit=mix.unit, reduce="mean"), 4),
           replay_ms(lambda _: select_topk(scores, first, last, k, capacity=mix.selected, coverage=None), 4)]
+    score_bytes = mix.full * mix.context // mix.unit * 4
     logits = mix.full * mix.probes * mix.context * shape.num_heads * 2
     return [_timing("key_scores", mix, ms[0], logits + score_bytes, bandwidth),
             _timing("select_topk", mix, ms[1], score_bytes, bandwidth)]
