@@ -1,4 +1,4 @@
-"""What the HTTP server adds to an engine: seconds a request, and throughput lost at 64 streams. `python bench/server_overhead.py`
+"""What the HTTP server adds to an engine: time per request, and throughput lost at 64 streams.
 
 A scripted engine sleeps for its step, so whatever is slower than steps times step time is the server's doing. The
 client is a bare socket reader in this process; the server runs in its own. Prints one JSON line last.
@@ -46,19 +46,20 @@ async def measure(port: int, arguments: argparse.Namespace) -> dict[str, float]:
     single = [await request(port, TOKENS_PER_STEP) for _ in range(arguments.requests)]
     # One step is the least a request can take; arriving while the engine sleeps cannot happen one by one.
     added = statistics.median(single) - arguments.step_seconds
-    engine = engine_alone(arguments)
-    begun, cpu = time.perf_counter(), server_cpu(port)
+    engine, engine_cpu = engine_alone(arguments)
+    begun, cpu = time.perf_counter(), children_cpu()
     await asyncio.gather(*(request(port, TOKENS_PER_STEP * arguments.steps) for _ in range(arguments.streams)))
     through = time.perf_counter() - begun
     chunks = arguments.streams * arguments.steps
+    own_cpu = children_cpu() - cpu - engine_cpu
     return {"step_ms": 1e3 * arguments.step_seconds, "added_ms_median": 1e3 * added,
             "engine_tokens_per_second": chunks * TOKENS_PER_STEP / engine,
             "server_tokens_per_second": chunks * TOKENS_PER_STEP / through,
-            "throughput_lost": 1 - engine / through, "server_cpu_us_per_chunk": 1e6 * (server_cpu(port) - cpu) / chunks}
+            "throughput_lost": 1 - engine / through, "server_cpu_us_per_chunk": 1e6 * own_cpu / chunks}
 
 
-def engine_alone(arguments: argparse.Namespace) -> float:
-    """Seconds the engine takes for the same streams without any server."""
+def engine_alone(arguments: argparse.Namespace) -> tuple[float, float]:
+    """Seconds the engine takes for the same streams without any server, and its own CPU seconds."""
     sys.path.insert(0, str(ROOT / "src"))
     from aspire.request import SamplingParams
     from aspire.testing.fake_engine import FakeEngine
@@ -67,10 +68,10 @@ def engine_alone(arguments: argparse.Namespace) -> float:
     params = SamplingParams(max_tokens=TOKENS_PER_STEP * arguments.steps, ignore_eos=True)
     for i in range(arguments.streams):
         engine.add(str(i), [97, 98, 99], params)
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     while engine.has_unfinished:
         engine.step()
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, time.process_time() - cpu
 
 
 async def request(port: int, max_tokens: int) -> float:
@@ -99,7 +100,7 @@ async def until_up(port: int) -> None:
     raise RuntimeError("the server did not come up")
 
 
-def server_cpu(port: int) -> float:
+def children_cpu() -> float:
     """CPU seconds of our children so far, from /proc."""
     total = 0.0
     for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():

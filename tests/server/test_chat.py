@@ -243,6 +243,18 @@ def test_tools_without_a_known_format_are_refused(saying: Callable[..., OpenAI])
         api.chat.completions.create(model="fake", messages=HI, tools=TOOLS)
 
 
+def test_closing_a_stream_cancels_the_request(serve: Serve) -> None:
+    server = serve(FakeEngine(step_seconds=0.005))
+    api = OpenAI(base_url=server.url + "/v1", api_key="none")
+    stream = api.chat.completions.create(model="fake", messages=HI, stream=True, extra_body={"ignore_eos": True})
+    for _ in range(4):
+        next(iter(stream))
+    assert server.llm.num_live == 1
+    stream.close()
+    server.wait_idle(2)
+    assert server.llm.latency.finished.get("length", 0) == 0
+
+
 def test_model_without_chat_template(serve: Serve) -> None:
     engine = FakeEngine()
     engine.tokenizer.chat_template = ""
