@@ -107,15 +107,15 @@ def build(mix: Mix, device: str = "cuda") -> Inputs:
 
     lengths = [mix.queries] * mix.full + [1] * mix.sparse
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
-    window = 64
-    capacity = mix.selected - window
+    window, capacity = 64, mix.selected - 64
     candidates = (mix.context - window) // mix.unit
     units = torch.stack([torch.randperm(candidates, generator=gen, device=device)[:capacity // mix.unit].sort().values
                          for _ in range(num_rows)]).int()
     start = torch.tensor([0, *lengths], **ints).cumsum(0).int()
     rows = AttentionRows(
         query_start=start, kv_len=torch.full((num_rows,), mix.context, **ints), slot=torch.arange(num_rows, **ints),
-        sparse=torch.arange(num_rows, device=device) >= mix.full, block_table=torch.randperm(size[0], generator=gen, device=device).int().view(num_rows, -1),
+        sparse=torch.arange(num_rows, device=device) >= mix.full,
+        block_table=torch.randperm(size[0], generator=gen, device=device).int().view(num_rows, -1),
         tail_start=torch.full((num_rows,), mix.context - window, **ints), max_query_len=max(lengths),
         max_kv_len=mix.context)
     selection = None
