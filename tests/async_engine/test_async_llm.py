@@ -292,7 +292,9 @@ def test_a_closed_event_loop_loses_its_requests_only() -> None:
 
     async def still_works() -> str:
         return (await (await llm.submit("ab", SamplingParams())).final()).outputs[0].text
-    assert run(still_works()) == "ba"
+    for _ in range(5):
+        assert run(still_works()) == "ba"
+    assert len(llm._mailboxes) <= 2, "closed loops are forgotten"
     llm.close()
 
 

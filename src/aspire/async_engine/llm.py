@@ -213,6 +213,9 @@ class AsyncLLM:
         now = time.monotonic()
         if force or now - self._stats_time >= self.config.stats_interval:
             self.stats, self._stats_time = self._engine.stats(), now
+            for mailbox in list(self._mailboxes.values()):
+                if mailbox.loop.is_closed():
+                    self._drop_loop(mailbox)
 
     def _admit(self, stream: OutputStream, admit: Callable[[], None]) -> None:
         if self._streams.get(stream.request_id) is not stream:
