@@ -68,7 +68,7 @@ def test_clairvoyant_reaches_the_brute_force_rate(seed: int) -> None:
 def test_default_policy_on_mixed_batches(name: str) -> None:
     """At least 97 % of the clairvoyant and above the best fixed length, from a cold start.
 
-    Planted faults: survival counted over `num_drafted` positions; own_weight 1.
+    Planted fault: survival counted over `num_drafted` positions.
     """
     scenario = next(s for s in scenarios(0, 16, 6.0) if s.name == name)
     totals = run(scenario, "fixed-2 fixed-3 fixed-4 fixed-6 fixed-8 published direct clairvoyant-batch-rate")
