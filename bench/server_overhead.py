@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENS_PER_STEP = 3
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def main() -> None:
@@ -42,11 +43,11 @@ def main() -> None:
 
 async def measure(port: int, arguments: argparse.Namespace) -> dict[str, float]:
     await until_up(port)
-    await request(port, TOKENS_PER_STEP)
-    single = [await request(port, TOKENS_PER_STEP) for _ in range(arguments.requests)]
-    # One step is the least a request can take; arriving while the engine sleeps cannot happen one by one.
-    added = statistics.median(single) - arguments.step_seconds
-    engine, engine_cpu = engine_alone(arguments)
+    connection = await asyncio.open_connection("127.0.0.1", port)
+    single = [await request(port, TOKENS_PER_STEP, connection) for _ in range(arguments.requests)]
+    alone = [engine_alone(arguments, streams=1, steps=1)[0] for _ in range(arguments.requests // 4)]
+    added = statistics.median(single) - statistics.median(alone)
+    engine, engine_cpu = engine_alone(arguments, streams=arguments.streams, steps=arguments.steps)
     begun, cpu = time.perf_counter(), children_cpu()
     await asyncio.gather(*(request(port, TOKENS_PER_STEP * arguments.steps) for _ in range(arguments.streams)))
     through = time.perf_counter() - begun
@@ -58,34 +59,37 @@ async def measure(port: int, arguments: argparse.Namespace) -> dict[str, float]:
             "throughput_lost": 1 - engine / through, "server_cpu_us_per_chunk": 1e6 * own_cpu / chunks}
 
 
-def engine_alone(arguments: argparse.Namespace) -> tuple[float, float]:
+def engine_alone(arguments: argparse.Namespace, *, streams: int, steps: int) -> tuple[float, float]:
     """Seconds the engine takes for the same streams without any server, and its own CPU seconds."""
     sys.path.insert(0, str(ROOT / "src"))
     from aspire.request import SamplingParams
     from aspire.testing.fake_engine import FakeEngine
 
     engine = FakeEngine(step_seconds=arguments.step_seconds)
-    params = SamplingParams(max_tokens=TOKENS_PER_STEP * arguments.steps, ignore_eos=True)
-    for i in range(arguments.streams):
-        engine.add(str(i), [97, 98, 99], params)
+    params = SamplingParams(max_tokens=TOKENS_PER_STEP * steps, ignore_eos=True)
     begun, cpu = time.perf_counter(), time.process_time()
+    for i in range(streams):
+        engine.add(str(i), [97, 98, 99], params)
     while engine.has_unfinished:
         engine.step()
     return time.perf_counter() - begun, time.process_time() - cpu
 
 
-async def request(port: int, max_tokens: int) -> float:
-    """Seconds from connecting to the end of a stream."""
+async def request(port: int, max_tokens: int, connection: Connection | None = None) -> float:
+    """Seconds from asking to the end of a stream; on a connection of its own unless given one."""
     body = json.dumps({"prompt": [97, 98, 99], "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
     begun = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    reader, writer = connection or await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                  b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-    while data := await reader.read(1 << 16):
-        last = data
+    end = b""
+    while end != b"\r\n0\r\n\r\n":
+        data = await reader.read(1 << 16)
+        assert data, "the stream must end properly"
+        end = (end + data)[-7:]
     seconds = time.perf_counter() - begun
-    writer.close()
-    assert last.endswith(b"0\r\n\r\n"), "the stream must end properly"
+    if connection is None:
+        writer.close()
     return seconds
 
 

@@ -111,6 +111,9 @@ def listen(config: ServerConfig) -> socket.socket:
     except OSError as error:
         raise ValueError(f"host and port must be free to listen on, got {config.host}:{config.port} ({error})"
                          ) from error
+    # Inherited by connections. asyncio sets it only on sockets made with an explicit protocol, which this one is not;
+    # without it every small event waits for the client's delayed acknowledgement, 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         # Inherited by connections: the kernel drops a peer that takes nothing for so long, even while we shut down.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(config.write_timeout * 1000))
