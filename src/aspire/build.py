@@ -1,6 +1,7 @@
 """build_engine: from an EngineConfig to a running Engine. The one place that knows every part."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,9 +39,30 @@ from aspire.speculation.policy import Policy, resolve_policy
 from aspire.stats import Observer
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model on its device, from which engines are assembled; `config` is resolved. defaults: the model's own
+    generation parameters."""
+
+    config: EngineConfig
+    spec: ModelSpec
+    model: Model
+    tokenizer: Any
+    device: torch.device
+    kit: DeviceKit
+    defaults: SamplingParams
+
+
 def build_engine(config: EngineConfig, *, observers: Sequence[Observer], progress: Progress) -> Engine:
     """Load the model and wire an engine. Raises ValueError for what a user can get wrong, before weights are read
     where possible."""
+    loaded = load(config, progress=progress)
+    return assemble(loaded.config, loaded.spec, loaded.model, loaded.tokenizer, device=loaded.device, kit=loaded.kit,
+                    observers=observers, progress=progress, defaults=loaded.defaults)
+
+
+def load(config: EngineConfig, *, progress: Progress = no_progress) -> Loaded:
+    """Find the model, resolve the config by it, read the weights. Raises ValueError as `build_engine` does."""
     source = resolve_model(config.model.model, revision=config.model.revision, cache_dir=config.model.download_dir,
                            load_format=config.model.load_format, hf_overrides=config.model.hf_overrides)
     device = choose_device(config.model.device)
@@ -59,8 +81,8 @@ def build_engine(config: EngineConfig, *, observers: Sequence[Observer], progres
         kit = device_kit(device, batch_invariant=config.model.batch_invariant)
         model, spec = build_model(source, dtype=getattr(torch, config.model.dtype), device=device, ops=kit.model_ops,
                                   max_model_len=config.model.max_model_len, progress=report)
-    return assemble(config, spec, model, tokenizer, device=device, kit=kit, observers=observers, progress=progress,
-                    defaults=_default_params(config, load_generation_defaults(source)))
+    return Loaded(config, spec, model, tokenizer, device, kit,
+                  _default_params(config, load_generation_defaults(source)))
 
 
 def _tokenizer(config: EngineConfig, source: ModelSource) -> Any:

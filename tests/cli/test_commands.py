@@ -278,31 +278,6 @@ def test_help_is_quick() -> None:
     assert min(seconds() for _ in range(3)) < 3
 
 
-def test_acceptance_of_a_selection_that_covers_everything_is_one(model: str, tmp_path: Path,
-                                                                 capsys: pytest.CaptureFixture[str]) -> None:
-    """Two policies on the same contexts. Planted faults: positions counted from the round's end; KV bytes of drafts
-    left out."""
-    words = ["bench", "acceptance", model, "--context", "200", "--num-prompts", "2", "--draft-length", "5",
-             "--max-tokens", "40", "--block-size", "8", "--out", str(tmp_path)]
-    pytest.importorskip("matplotlib")
-    assert run([*words, "--policies", "aspire"]) == 0
-    whole = json.loads(capsys.readouterr().out.splitlines()[-1])["policies"][0]
-    assert whole["policy"] == "synchronized-aspire"
-    assert whole["rate"] == 1
-    assert whole["wasted"] == 0
-    assert whole["rate_by_position"] == [1.0] * 5
-    assert (tmp_path / "acceptance-by-position.png").exists()
-    small = '{"sinks": 0, "window": 8, "budget": 16}'
-    assert run([*words, "--policies", "streaming,aspire", "--policy-overrides", small]) == 0
-    streaming, aspire = json.loads(capsys.readouterr().out.splitlines()[-1])["policies"]
-    for one in (streaming, aspire):
-        assert one["tokens"] == whole["tokens"] == 80
-        assert one["rate"] < 1
-        assert one["wasted"] > 0
-        assert one["reached_by_position"] == sorted(one["reached_by_position"], reverse=True)
-    assert streaming["kv_bytes_per_token"] != aspire["kv_bytes_per_token"]
-
-
 @pytest.mark.parametrize(("line", "named"), [("{}", "line 1"), ("[", "line 1"), ("3", "line 1"), (None, "data")])
 def test_acceptance_refuses_data_it_cannot_read(line: str | None, named: str, model: str, tmp_path: Path,
                                                 capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,131 +1,246 @@
 """Acceptance of selections on real text: the same contexts under every policy, drafts of one fixed length.
 
-Run in lock step, so that every policy drafts the same lengths and only its selection differs.
+All requests draft in lock step, so that only the selection differs. Counted are the rounds that begin within a
+request's first `tokens` output tokens; requests run on until the last one has made them, so that every step has the
+whole batch and every counted round its full length. With exact arithmetic (float32 on the CPU, batch_invariant on
+CUDA) all policies then draft the same tokens of the same text.
 """
 
-import json
-import random
+import gc
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from aspire.bench.engines import make_engine, wait_for
+from aspire.bench.selections import Variant, variant_policy
+from aspire.build import Loaded
 from aspire.config import EngineOptions
-from aspire.llm import LLM
-from aspire.positions import PositionCounts, count_positions
+from aspire.engine import Engine
+from aspire.positions import wilson_interval
 from aspire.request import SamplingParams
-from aspire.samples import Problem, gsm8k_sample, worked_examples
+from aspire.speculation.cadence import Lockstep
 from aspire.speculation.cost import KvShape
+from aspire.speculation.policy import NO_OVERRIDES, Overrides, Policy
 from aspire.stats import StepStats
 
-FIELDS = (("question", "problem", "prompt"), ("answer", "solution", "response"))
+SLOWEST = 6  # requests may run on to this many times the counted tokens, while slower ones finish
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One policy's run. rate: chance that a draft is accepted given all before it were. kv_bytes: read per committed
-    token, drafting and verifying, prefill left out. wasted: drafts after a rejection, as a share of all."""
+class Round:
+    """One verification. begun: output tokens of the request before it. kv_bytes: read by its drafts and itself;
+    plain_bytes: what plain decoding would read for the tokens it emitted."""
 
-    policy: str
-    drafts: int
-    rate: float | None
-    counts: PositionCounts
-    tokens_per_verification: float | None
+    drafted: int
+    accepted: int
+    begun: int
     kv_bytes: float
-    wasted: float
-    tokens: int
-    seconds: float
-    steps: tuple[StepStats, ...]
+    plain_bytes: float
 
 
-class Recorder:
-    """An observer that keeps all steps."""
+class Tally:
+    """An observer that keeps the verifications with drafts of every request."""
 
-    def __init__(self) -> None:
-        self.steps: list[StepStats] = []
+    def __init__(self, prompt_lengths: dict[str, int], shape: KvShape) -> None:
+        self.rounds: dict[str, list[Round]] = {request_id: [] for request_id in prompt_lengths}
+        self.emitted = dict.fromkeys(prompt_lengths, 0)
+        self._prompt = dict(prompt_lengths)
+        self._drafting = dict.fromkeys(prompt_lengths, 0.0)
+        self._shape = shape
 
     def on_step(self, stats: StepStats) -> None:
-        self.steps.append(stats)
+        for row in stats.rows:
+            key = row.request_id
+            if key not in self.rounds:
+                continue  # of an earlier run on this engine
+            known = self._prompt[key] + self.emitted[key]
+            if row.kind == "draft":
+                self._drafting[key] += self._shape.sparse_bytes(known, row.num_drafted)
+            elif row.kind == "verify" and row.num_drafted:
+                read = self._drafting[key] + self._shape.full_bytes(known + row.num_drafted)
+                plain = sum(self._shape.full_bytes(known + j) for j in range(row.num_accepted + 1))
+                self.rounds[key].append(Round(row.num_drafted, row.num_accepted, self.emitted[key], read, plain))
+                self._drafting[key] = 0.0
+            self.emitted[key] += row.num_emitted
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-def read_problems(path: str) -> list[Problem]:
-    """Problems of a JSON-lines file with fields question or problem, and answer or solution.
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One selection at one budget and temperature. Index j - 1 of the tuples is position j of a round.
 
-    Raises ValueError naming file and line.
+    reached: rounds whose drafts before j were all accepted, the trials; accepted: of those, j too. A draft behind a
+    rejected one is no trial: what it met is not known. num_drafted: all drafts of the counted rounds.
     """
-    problems = []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"data must be readable JSON lines, got {path!r} ({error})") from None
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = json.loads(line)
-            texts = [next(str(entry[name]) for name in names if name in entry) for names in FIELDS]
-        except (json.JSONDecodeError, StopIteration, TypeError, KeyError):
-            raise ValueError(f"data must be JSON lines with a question and an answer, got {path!r} line {number}: "
-                             f"{line[:60]!r}") from None
-        problems.append(Problem(*texts))
-    return problems
+
+    selection: str
+    budget: int | None
+    temperature: float
+    draft_length: int
+    reached: tuple[int, ...]
+    accepted: tuple[int, ...]
+    num_drafted: int
+    num_rounds: int
+    kv_bytes: float
+    plain_bytes: float
+    seconds: float
+
+    @property
+    def trials(self) -> int:
+        return sum(self.reached)
+
+    @property
+    def alpha(self) -> float:
+        """Chance that a draft is accepted given all before it were."""
+        return sum(self.accepted) / max(1, self.trials)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % bounds of alpha, taking trials for independent."""
+        return wilson_interval(sum(self.accepted), self.trials)
+
+    @property
+    def tokens(self) -> int:
+        """Emitted by the counted rounds: accepted drafts, and one more each."""
+        return sum(self.accepted) + self.num_rounds
+
+    @property
+    def tokens_per_verification(self) -> float:
+        return self.tokens / max(1, self.num_rounds)
+
+    @property
+    def wasted(self) -> float:
+        """Share of drafts that were not accepted."""
+        return 1.0 - sum(self.accepted) / max(1, self.num_drafted)
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Read by drafts and verifications, per emitted token."""
+        return self.kv_bytes / max(1, self.tokens)
+
+    @property
+    def kv_share(self) -> float:
+        """Of what plain decoding reads."""
+        return self.kv_bytes / max(1.0, self.plain_bytes)
+
+    @property
+    def survival(self) -> tuple[float, ...]:
+        """Share of rounds in which the first j drafts were all accepted."""
+        return tuple(count / max(1, self.num_rounds) for count in self.accepted)
 
 
-def make_contexts(problems: Sequence[Problem], tokenizer: Any, *, count: int, length: int,
-                  seed: int) -> list[list[int]]:
-    """`count` few-shot prompts of exactly `length` tokens: solved problems in random order, cut at the front, then a
-    question. Raises ValueError when the problems are too few for one prompt."""
-    chance = random.Random(seed)
-    contexts = []
-    for _ in range(count):
-        order = list(problems)
-        chance.shuffle(order)
-        tokens: list[int] = tokenizer(worked_examples(order[1:], order[0].question))["input_ids"]
-        if len(tokens) < length:
-            raise ValueError(f"context must be at most {len(tokens)} tokens, all that the data holds, got {length}")
-        contexts.append(tokens[-length:])
-    return contexts
+def tally_cell(rounds: Sequence[Round], **named: "str | float | int | None") -> Cell:
+    """The counts of full-length rounds; `named`: the cell's other fields."""
+    length = int(named["draft_length"] or 0)
+    full = [one for one in rounds if one.drafted == length]
+    positions = range(1, length + 1)
+    return Cell(
+        reached=tuple(sum(one.accepted >= j - 1 for one in full) for j in positions),
+        accepted=tuple(sum(one.accepted >= j for one in full) for j in positions),
+        num_drafted=sum(one.drafted for one in full), num_rounds=len(full),
+        kv_bytes=sum(one.kv_bytes for one in full), plain_bytes=sum(one.plain_bytes for one in full),
+        **named)  # type: ignore[arg-type]
 
 
-def measure(model: str, policy: str, contexts: Sequence[list[int]], params: SamplingParams,
-            options: EngineOptions) -> Measured:
-    """Run one policy over all contexts."""
-    recorder = Recorder()
-    chosen: EngineOptions = {**options, "policy": policy}
-    llm = LLM(model, observers=[recorder], show_progress=True, **chosen)
-    begun = time.monotonic()
-    outputs = llm.generate(contexts, params)
-    seconds = time.monotonic() - begun
-    steps = tuple(recorder.steps)
-    counts = count_positions(steps)
-    lengths = {output.request_id: len(output.prompt_token_ids) for output in outputs}
-    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-    verifications = sum(row.kind == "verify" for stats in steps for row in stats.rows)
-    drafted, accepted = sum(counts.drafted), sum(counts.accepted)
-    return Measured(
-        policy=policy, drafts=drafted, rate=counts.rate, counts=counts,
-        tokens_per_verification=(accepted + verifications) / verifications if verifications else None,
-        kv_bytes=kv_bytes(steps, lengths, llm.engine.scheduler.cost.kv) / max(1, tokens - len(outputs)),
-        wasted=(drafted - sum(counts.reached)) / drafted if drafted else 0.0, tokens=tokens, seconds=seconds,
-        steps=steps)
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every cell runs. tokens: counted output tokens per request."""
+
+    contexts: tuple[tuple[int, ...], ...]
+    draft_length: int
+    tokens: int
+    seed: int = 0
+
+    @property
+    def most_tokens(self) -> int:
+        return SLOWEST * self.tokens + 2 * self.draft_length
 
 
-def kv_bytes(steps: Sequence[StepStats], prompt_lengths: dict[str, int], shape: KvShape) -> float:
-    """KV bytes that drafting and verifying rows read in all; `prompt_lengths` by request."""
-    known = dict(prompt_lengths)
-    total = 0.0
-    for stats in steps:
-        for row in stats.rows:
-            if row.kind == "draft":
-                total += shape.sparse_bytes(known[row.request_id], row.num_drafted)
-            elif row.kind == "verify":
-                total += shape.full_bytes(known[row.request_id] + row.num_drafted)
-            known[row.request_id] += row.num_emitted
-    return total
+def tokens_for(trials: int, requests: int, draft_length: int) -> int:
+    """Output tokens per request that surely make `trials` trials in all: a round of a trials emits at most a + 1
+    tokens, and that only when all its drafts are accepted."""
+    each = -(-trials // requests)
+    return each + -(-each // draft_length) + 1
 
 
-def shipped_problems() -> list[Problem]:
-    """The sample that comes with the package; about 8,000 tokens in all."""
-    return gsm8k_sample()
+class Lab:
+    """Measures cells on one loaded model; all engines share the KV of the contexts."""
+
+    def __init__(self, loaded: Loaded, work: Work, options: EngineOptions) -> None:
+        """Raises ValueError when the contexts and what follows them exceed the model's limit."""
+        self.loaded = loaded
+        longest = max(len(context) for context in work.contexts)
+        limit = min(longest + work.most_tokens, loaded.spec.max_model_len)
+        if longest + work.tokens + work.draft_length > limit:
+            raise ValueError(f"context must leave room for {work.tokens + work.draft_length} tokens below the model's "
+                             f"limit of {loaded.spec.max_model_len}, got {longest}")
+        size = options.get("block_size", 16)
+        per_request = -(-(limit + 2 * (work.draft_length + 1)) // size)
+        batch = len(work.contexts)
+        self.options: EngineOptions = {
+            "max_num_batched_tokens": 8192 if loaded.device.type == "cuda" else 2048,
+            "num_blocks": batch * per_request,
+            **options, "max_num_seqs": batch, "max_model_len": limit, "enable_prefix_caching": True}
+        self.work = work
+        self._last: Engine | None = None
+        self._runs = 0
+
+    def policy(self, variant: Variant, changes: Overrides = NO_OVERRIDES) -> Policy:
+        """The variant for this model, drafting in lock step."""
+        return variant_policy(variant, self.loaded.spec, Lockstep(self.work.draft_length), changes)
+
+    def measure(self, name: str, policy: Policy, temperatures: Sequence[float], *, budget: int | None,
+                report: Callable[[Cell], None]) -> list[Cell]:
+        """The cells of one selection, one per temperature; `report` is called with each as it is done."""
+        engine = self._engine(policy)
+        cells = []
+        for temperature in temperatures:
+            begun = time.monotonic()
+            tally = self._run(engine, temperature)
+            rounds = [one for many in tally.rounds.values() for one in many if one.begun < self.work.tokens]
+            cells.append(tally_cell(rounds, selection=name, budget=budget, temperature=temperature,
+                                    draft_length=self.work.draft_length, seconds=time.monotonic() - begun))
+            report(cells[-1])
+        return cells
+
+    def prefill(self) -> float:
+        """Compute the contexts' KV ahead of the first cell; seconds."""
+        begun = time.monotonic()
+        engine = self._engine(self.policy(Variant("autoregressive")))
+        for context in self.work.contexts:
+            engine.add(self._next_id(), context, SamplingParams(max_tokens=1, temperature=0.0, detokenize=False))
+        while engine.has_unfinished:
+            engine.advance()
+        wait_for(self.loaded.device)
+        return time.monotonic() - begun
+
+    def _engine(self, policy: Policy) -> Engine:
+        before, self._last = self._last, None
+        self._last = make_engine(self.loaded, self.options, policy, predecessor=before)
+        del before
+        gc.collect()  # its graphs hold memory
+        return self._last
+
+    def _run(self, engine: Engine, temperature: float) -> Tally:
+        lengths: dict[str, int] = {}
+        params = SamplingParams(temperature=temperature, ignore_eos=True, detokenize=False)
+        limit = self.options["max_model_len"] or 0
+        for index, context in enumerate(self.work.contexts):
+            request_id = self._next_id()
+            lengths[request_id] = len(context)
+            engine.add(request_id, context, replace(params, seed=self.work.seed + index,
+                                                    max_tokens=min(limit - len(context), self.work.most_tokens)))
+        tally = Tally(lengths, engine.scheduler.cost.kv)
+        engine.observers[1:] = [tally]  # the first one is the engine's own
+        while engine.has_unfinished and min(tally.emitted.values()) < self.work.tokens:
+            engine.advance()
+        for request_id in lengths:
+            engine.abort(request_id)
+        wait_for(self.loaded.device)
+        return tally
+
+    def _next_id(self) -> str:
+        self._runs += 1
+        return f"r{self._runs}"

@@ -1,111 +1,153 @@
-"""`aspire bench acceptance`: how often selections' drafts are accepted on real text; table, JSON and a plot."""
+"""`aspire bench acceptance`: how often selections' drafts are accepted on real text; tables, JSON and pictures."""
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from aspire.cli.options import ENGINE_FLAGS, SAMPLING_FLAGS, Group, read_json_fields, with_flags
-from aspire.request import SamplingParams
+from aspire.cli.options import ENGINE_FLAGS, Group, read_json_fields, with_flags
+from aspire.progress import no_progress, terminal_progress
 
 if TYPE_CHECKING:
-    from aspire.bench.acceptance import Measured
+    from aspire.bench.acceptance import Cell, Lab
+    from aspire.bench.selections import Variant
 
-DEFAULT_POLICIES = "streaming,pillar,aspire-paper,aspire"
-WIDTH = 96
+WIDTH = 130
 
 
-@with_flags(engine=ENGINE_FLAGS, sampling=SAMPLING_FLAGS)
+@with_flags(engine=ENGINE_FLAGS)
 def acceptance(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Hugging Face id, folder, GGUF file or smollm2-135m")],
-    policies: Annotated[str, typer.Option(metavar="NAMES", help="Comma-separated; each runs in lock step")] = (
-        DEFAULT_POLICIES),
+    selections: Annotated[str, typer.Option(
+        metavar="NAMES", help="Comma-separated presets and variants, or all; default: the presets and the variants "
+        "that matter most")] = "",
     data: Annotated[list[str] | None, typer.Option(
         metavar="FILE", help="JSON lines with question and answer; may be repeated; default: shipped problems")] = None,
-    num_prompts: Annotated[int, typer.Option(min=1)] = 4,
-    context: Annotated[int, typer.Option(min=1, help="Tokens of each prompt")] = 2048,
-    draft_length: Annotated[int, typer.Option(min=1, help="Drafts before each verification")] = 16,
-    order: Annotated[int, typer.Option(help="Seed of the problems' order")] = 0,
-    out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where the picture goes")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Contexts, each another window of the data")] = 4,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of each context")] = 2048,
+    budget: Annotated[list[int] | None, typer.Option(
+        metavar="N", help="Tokens read in a layer with a list; may be repeated; default 512 and 256")] = None,
+    temperature: Annotated[list[float] | None, typer.Option(
+        metavar="T", help="May be repeated; default 0 and 0.8")] = None,
+    drafts: Annotated[int, typer.Option(min=1, help="Drafts before each verification")] = 16,
+    min_trials: Annotated[int, typer.Option(
+        min=1, help="Drafts with known outcome of each cell, at least")] = 2000,
+    seed: Annotated[int, typer.Option(help="Of the contexts and the sampling noise")] = 0,
+    out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where pictures and cells.jsonl go")] = None,
     *,
     engine: Group,
-    sampling: Group,
 ) -> None:
     """Measure acceptance by position, tokens per verification, KV bytes per token and wasted drafts."""
-    from aspire.bench.acceptance import make_contexts, measure, read_problems, shipped_problems
-    from aspire.cli.batch import make_llm
+    from aspire.bench.acceptance import Lab, Work, tokens_for
+    from aspire.bench.acceptance_report import describe, detail_table, summary_table
+    from aspire.bench.contexts import Windows, read_problems
+    from aspire.bench.selections import DEFAULT_SELECTIONS, find_selections
+    from aspire.build import load
+    from aspire.config import EngineConfig
+    from aspire.samples import gsm8k_sample
 
-    if "policy" in engine:
-        raise ValueError(f"policy must be given by --policies here, got {engine['policy']!r}")
-    chosen: Group = {"max_tokens": 128, "temperature": 0.0, "ignore_eos": True, **sampling}
-    params = SamplingParams(**chosen)
-    problems = [problem for file in data for problem in read_problems(file)] if data else shipped_problems()
-    options: Any = _options(engine, length=context + (params.max_tokens or 0), draft_length=draft_length,
-                            num_prompts=num_prompts)
-    tokenizer = make_llm(model, {**engine, "policy": "autoregressive", "max_model_len": 64, "num_blocks": 8,
-                                 "max_num_seqs": 1}).get_tokenizer()
-    contexts = make_contexts(problems, tokenizer, count=num_prompts, length=context, seed=order)
-    results = [measure(model, _lockstep(name), contexts, params, options) for name in policies.split(",")]
-    show(results)
-    if out is not None:
-        _draw(results, Path(out))
-    print(json.dumps({"bench": "acceptance", "model": model, "context": context, "prompts": num_prompts,
-                      "draft_length": draft_length, "temperature": params.temperature,
-                      "policies": [describe(result) for result in results]}))
+    for name in ("policy", "max_num_seqs", "max_model_len", "enable_prefix_caching", "calibration"):
+        if name in engine:
+            raise ValueError(f"{name} is set by this benchmark and must not be given, got {engine[name]!r}")
+    variants = find_selections([name.strip() for name in selections.split(",")] if selections else DEFAULT_SELECTIONS)
+    problems = [problem for file in data for problem in read_problems(file)] if data else gsm8k_sample()
+    options: Any = read_json_fields(engine)
+    changes = options.pop("overrides", None)
+    loaded = load(EngineConfig.from_options(model, options),
+                  progress=terminal_progress if sys.stderr.isatty() else no_progress)
+    contexts = Windows(problems, loaded.tokenizer).contexts(batch, context, seed=seed)
+    tokens = tokens_for(min_trials, batch, drafts)
+    lab = Lab(loaded, Work(tuple(tuple(one) for one in contexts), drafts, tokens, seed), options)
+    cells = run_cells(lab, variants, budgets=budget or [512, 256], temperatures=temperature or [0.0, 0.8],
+                      changes=changes, out=_folder(out))
+    console = Console()
+    console = Console(width=max(WIDTH, console.width))
+    console.print(detail_table(cells))
+    console.print(summary_table(cells, drafts))
+    for path in _draw(cells, drafts, _folder(out)):
+        print(path)
+    print(json.dumps({"bench": "acceptance", "model": model, "device": loaded.device.type,
+                      "dtype": loaded.config.model.dtype, "batch_invariant": loaded.config.model.batch_invariant,
+                      "context": context, "batch": batch, "tokens": tokens,
+                      "cells": [describe(cell) for cell in cells]}))
 
 
-def _options(engine: Group, *, length: int, draft_length: int, num_prompts: int) -> Group:
-    """Engine options with the fixed draft length; flags that were given win."""
+def run_cells(lab: "Lab", variants: "dict[str, Variant]", *, budgets: Sequence[int], temperatures: Sequence[float],
+              changes: Any, out: Path | None) -> "list[Cell]":
+    """All cells, each told on stderr and written to cells.jsonl as it is done, so that an ended run leaves its part.
+    Refused overrides are refused before anything runs."""
     from dataclasses import replace
 
+    from aspire.bench.acceptance_report import describe, one_line
     from aspire.speculation.policy import Overrides
 
-    read = {"max_num_seqs": num_prompts, "max_model_len": length, **read_json_fields(engine)}
-    return {**read, "overrides": replace(read.get("overrides", Overrides()), drafts=draft_length)}
+    given = changes or Overrides()
+    plan: list[tuple[str, Any, int | None]] = []
+    for name, variant in variants.items():
+        if not variant.budgets:
+            plan.append((name, lab.policy(variant), None))
+            continue
+        fixed = [given.budget] if given.budget else budgets
+        plan += [(name, lab.policy(variant, replace(given, budget=one)), one) for one in fixed]
+    lines = (out / "cells.jsonl").open("w", encoding="utf-8") if out else None
 
+    def report(cell: "Cell") -> None:
+        print(one_line(cell), file=sys.stderr, flush=True)
+        if lines is not None:
+            print(json.dumps(describe(cell)), file=lines, flush=True)
 
-def _lockstep(name: str) -> str:
-    """The preset with this selection in which all requests draft the same length."""
-    name = name.strip()
-    return name if name.startswith("synchronized-") else f"synchronized-{name}"
-
-
-def describe(result: "Measured") -> dict[str, Any]:
-    """The JSON object of one policy."""
-    pairs = zip(result.counts.accepted, result.counts.reached, strict=True)
-    return {"policy": result.policy, "drafts": result.drafts, "rate": result.rate,
-            "rate_by_position": [accepted / reached if reached else None for accepted, reached in pairs],
-            "reached_by_position": list(result.counts.reached),
-            "tokens_per_verification": result.tokens_per_verification, "kv_bytes_per_token": result.kv_bytes,
-            "wasted": result.wasted, "tokens": result.tokens, "seconds": result.seconds}
-
-
-def show(results: "list[Measured]") -> None:
-    """The table, on stdout."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("policy", "drafts", "rate", "first", "last", "tokens per\nverification", "KV MB per\ntoken",
-                 "wasted\ndrafts", "seconds"):
-        table.add_column(name, justify="left" if name == "policy" else "right")
-    for one in results:
-        rates = [rate for rate in describe(one)["rate_by_position"] if rate is not None]
-        table.add_row(one.policy, str(one.drafts), "-" if one.rate is None else f"{one.rate:.3f}",
-                      f"{rates[0]:.3f}" if rates else "-", f"{rates[-1]:.3f}" if rates else "-",
-                      "-" if one.tokens_per_verification is None else f"{one.tokens_per_verification:.2f}",
-                      f"{one.kv_bytes / 1e6:.2f}", f"{one.wasted:.1%}", f"{one.seconds:.1f}")
-    console = Console()
-    Console(width=max(WIDTH, console.width)).print(table)
-
-
-def _draw(results: "list[Measured]", folder: Path) -> None:
+    print(f"contexts computed in {lab.prefill():.1f} s", file=sys.stderr, flush=True)
+    cells: list[Cell] = []
     try:
-        from aspire.plots.acceptance import draw_acceptance
+        with terminal_progress("Selections", len(plan)) as advance:
+            for name, policy, budget in plan:
+                cells += lab.measure(name, policy, temperatures, budget=budget, report=report)
+                advance(1)
+    finally:
+        if lines is not None:
+            lines.close()
+    return cells
+
+
+def _folder(out: str | None) -> Path | None:
+    if out is None:
+        return None
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"out must be a folder that can be made, got {out!r} ({error})") from None
+    return Path(out)
+
+
+def _draw(cells: "list[Cell]", drafts: int, folder: Path | None) -> list[Path]:
+    """A picture by position for each budget and temperature, and one of acceptance against KV bytes for each
+    temperature."""
+    if folder is None:
+        return []
+    try:
+        from aspire.plots.acceptance import draw_counts
         from aspire.plots.style import save
+        from aspire.plots.tradeoff import Point, draw_tradeoff
     except ImportError as error:
         raise ValueError(f"pictures need matplotlib: pip install 'aspire-llm[plots]' ({error})") from None
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in save(draw_acceptance({one.policy: one.steps for one in results}), folder / "acceptance-by-position"):
-        print(path)
+    from aspire.positions import PositionCounts
+
+    paths: list[Path] = []
+    for temperature in dict.fromkeys(cell.temperature for cell in cells):
+        mine = [cell for cell in cells if cell.temperature == temperature]
+        suffix = f"t{temperature:g}".replace(".", "_")
+        for budget in dict.fromkeys(cell.budget for cell in mine if cell.budget is not None):
+            shown = [cell for cell in mine if cell.budget in (None, budget)]
+            counts = {cell.selection: PositionCounts((cell.num_rounds,) * drafts, cell.reached, cell.accepted)
+                      for cell in shown}
+            paths += save(draw_counts(counts), folder / f"position-budget{budget}-{suffix}")
+        points = [Point(cell.selection, str(cell.budget or ""), cell.kv_share, cell.alpha, cell.interval)
+                  for cell in mine]
+        paths += save(draw_tradeoff(points, title=f"Acceptance against KV bytes, T = {temperature:g}"),
+                      folder / f"tradeoff-{suffix}")
+    return paths
