@@ -19,7 +19,7 @@ from aspire.stats import StepStats
 
 DEFAULT_POLICIES = ("autoregressive", "streaming", "pillar", "aspire-paper", "aspire")
 TOKENS_PER_EXAMPLE = 180  # of the shipped problems, about
-WIDTH = 96  # of the table, columns
+WIDTH = 104  # of the table, columns
 
 
 @dataclass(frozen=True, slots=True)
