@@ -28,6 +28,8 @@ class StepRunner(Protocol):
 
     def must_wait(self, plan: StepPlan) -> bool: ...
 
+    def add_free_drafts(self, plan: StepPlan, scheduler: Scheduler) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -36,6 +38,14 @@ class Done:
     plan: StepPlan
     verdicts: list[Verdict]
     ended: list[Request]
+
+
+def commit(scheduler: Scheduler, runner: StepRunner, step: Pending) -> Done:
+    """Wait for a step and apply it. Then, unless another step is in flight, what needs no model is drafted."""
+    verdicts = step.verdicts()
+    ended = scheduler.commit(step.plan, verdicts)
+    runner.add_free_drafts(step.plan, scheduler)
+    return Done(step.plan, verdicts, ended)
 
 
 class PlainLoop:
@@ -47,8 +57,7 @@ class PlainLoop:
 
     def advance(self, requests: Mapping[str, Request]) -> Done | None:
         plan = self.scheduler.plan()
-        verdicts = self.runner.launch(plan, requests).verdicts()
-        return Done(plan, verdicts, self.scheduler.commit(plan, verdicts))
+        return commit(self.scheduler, self.runner, self.runner.launch(plan, requests))
 
 
 class OverlappedLoop:
@@ -66,11 +75,7 @@ class OverlappedLoop:
         """None after a first launch, when nothing can be committed yet."""
         if self._in_flight is not None and self.runner.must_wait(self._in_flight.plan):
             waited_for, self._in_flight = self._in_flight, None
-            return self._commit(waited_for)
+            return commit(self.scheduler, self.runner, waited_for)
         plan = self.scheduler.plan()
         before, self._in_flight = self._in_flight, self.runner.launch(plan, requests)
-        return None if before is None else self._commit(before)
-
-    def _commit(self, step: Pending) -> Done:
-        verdicts = step.verdicts()
-        return Done(step.plan, verdicts, self.scheduler.commit(step.plan, verdicts))
+        return None if before is None else commit(self.scheduler, self.runner, before)

@@ -79,8 +79,8 @@ class StepAttention:
     def _probe(self, scoring: ScoringRows, query: Tensor) -> Probe:
         num_rows, num_queries = scoring.token.shape
         dtype = torch.float32 if query.device.type == "cpu" else torch.bfloat16  # on CUDA these are bytes that cost
-        logits = torch.empty(num_rows, num_queries, query.shape[1], self.shape.max_kv_len, dtype=dtype,
-                             device=query.device)
+        width = -(-self.shape.max_kv_len // 16) * 16  # rows of logits stay aligned
+        logits = torch.empty(num_rows, num_queries, query.shape[1], width, dtype=dtype, device=query.device)
         return Probe(scoring.token, scoring.row, logits)
 
     def _renew(self, layer: int, scoring: ScoringRows, probe: Probe, lse: Tensor) -> None:

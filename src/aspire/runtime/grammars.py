@@ -74,6 +74,13 @@ class Grammars:
                 picks += [(row.slot, drafts[:count]) for count in range(row.num_drafted + 1)]
         return self._slots.bitmask(picks)
 
+    def forced(self, slot: int, limit: int) -> tuple[int, ...]:
+        """Tokens after the slot's drafts that its grammar leaves no choice about."""
+        return self._slots.forced(slot, self._drafts[slot], limit)
+
+    def add_drafts(self, slot: int, tokens: Sequence[int]) -> None:
+        self._drafts[slot] += tokens
+
     def follow(self, plan: StepPlan, verdicts: list[Verdict], picks: list[list[int]]) -> None:
         """Commit emitted tokens and remember drafts."""
         for row, verdict, chosen in zip(plan.rows, verdicts, picks, strict=False):

@@ -23,6 +23,7 @@ from aspire.runtime.verdicts import Logprobs, PendingStep, PromptLogprobs, num_p
 from aspire.sampling.logprobs import token_logprobs
 from aspire.sampling.pipeline import LogitsPipeline
 from aspire.schedule.plan import StepPlan
+from aspire.schedule.scheduler import Scheduler
 
 
 class Model(Protocol):
@@ -99,6 +100,22 @@ class Runner:
     def must_wait(self, plan: StepPlan) -> bool:
         """Whether the step after this one cannot be launched before this one's verdicts are read."""
         return self.grammars.needed_by(plan)
+
+    @torch.inference_mode()
+    def add_free_drafts(self, plan: StepPlan, scheduler: Scheduler) -> None:
+        """Extend the drafts of requests whose grammar allows a single token next, as far as it does."""
+        limit = self.state.tokens.shape[1] - 1
+        if not limit or not self.grammars.needed_by(plan):
+            return
+        drafted = {request.request_id: request.num_drafted for request in scheduler.running}
+        for row in plan.rows:
+            forced = self.grammars.forced(row.slot, limit) if row.request_id in drafted else ()
+            before = drafted.get(row.request_id, 0)
+            count = scheduler.add_free_drafts(row.request_id, len(forced)) if forced else 0
+            if count:
+                self.state.tokens[row.slot, before + 1 : before + count + 1] = torch.tensor(
+                    forced[:count], device=self.state.tokens.device)
+                self.grammars.add_drafts(row.slot, forced[:count])
 
     def forward(self, batch: Batch) -> tuple[Tensor, Located]:
         """Block tables, tails, the layers: hidden states [T, hidden] of the batch."""

@@ -17,6 +17,7 @@ class Entry:
     __slots__ = (
         "capacity",
         "draft_margin",
+        "has_free_drafts",
         "has_full_row",
         "known",
         "order",
@@ -39,6 +40,7 @@ class Entry:
         self.reserved = 0  # tokens its blocks were last sized for: known and the lookahead
         self.capacity = 0  # tokens its blocks hold
         self.draft_margin: float | None = None
+        self.has_free_drafts = False  # drafts no row has run: their KV is missing, so a verification comes next
         self.refused_at = -1  # free blocks at the last refused admission: no use to try again with as few
 
     @property
@@ -72,7 +74,7 @@ class Entry:
         request = self.request
         request.counters.num_wasted += request.num_drafted
         request.num_computed = request.num_drafted = 0
-        self.has_full_row = False
+        self.has_full_row = self.has_free_drafts = False
         self.known = self.reserved = self.capacity = 0
         self.draft_margin = None
         self.refused_at = -1

@@ -5,6 +5,7 @@ A plan is frozen, picklable and without tensors: it is also what other ranks rec
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class RowKind(Enum):
@@ -14,9 +15,9 @@ class RowKind(Enum):
     SPARSE = "sparse"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One request's part of a step.
+class Row(NamedTuple):
+    """One request's part of a step. A named tuple: a step makes one per request, and it is built in a third of the
+    time of a frozen dataclass.
 
     FULL rows cover positions [start, start + num_tokens): prefill, a chunk of it, plain decoding (1 token) or
     verification (num_drafted + 1 tokens). SPARSE rows hold one token.

@@ -153,6 +153,19 @@ class Scheduler:
                 finished.append(entry.request)
         return finished
 
+    def add_free_drafts(self, request_id: str, count: int) -> int:
+        """Drafts that no row made (a grammar left no choice) join the request's; it verifies next. How many fit: none
+        while rows of the request are in flight or its prompt is being computed."""
+        entry = self._entries[request_id]
+        request = entry.request
+        if not entry.has_full_row or entry.pending or request.slot is None:
+            return 0
+        left = request.max_total - request.num_known - request.num_drafted - 1
+        fitting = max(0, min(count, self._draft_limit - request.num_drafted, left))
+        request.num_drafted += fitting
+        entry.has_free_drafts = entry.has_free_drafts or fitting > 0
+        return fitting
+
     def check(self) -> None:
         """Prove the books. AssertionError with the culprit otherwise; for tests and idle time."""
         self._residency.check()
@@ -209,7 +222,7 @@ class Scheduler:
                 budget -= cost
                 entry.turn = self._next_turn()
                 rows.append(self._decode_row(entry, decision))
-            elif decision is Decision.VERIFY and room:
+            elif decision is Decision.VERIFY and room and not entry.has_free_drafts:
                 dropped.append(entry)
         rows += [self._decode_row(entry, Decision.DRAFT) for entry in dropped[:budget]]
         return rows
@@ -224,7 +237,9 @@ class Scheduler:
             return [Decision.DRAFT] * len(entries)
         requests = [Drafting(entry.request.request_id, entry.request.num_drafted, room, entry.known, entry.slot,
                              entry.draft_margin) for entry, room in zip(entries, rooms, strict=True)]
-        return self.cadence.decide(requests, Outlook(self.acceptance, self.cost, num_prefill, self._step))
+        decisions = self.cadence.decide(requests, Outlook(self.acceptance, self.cost, num_prefill, self._step))
+        return [Decision.VERIFY if entry.has_free_drafts else decision
+                for entry, decision in zip(entries, decisions, strict=True)]
 
     def _decode_row(self, entry: Entry, decision: Decision) -> Row:
         request = entry.request
@@ -239,6 +254,7 @@ class Scheduler:
             return Row(name, slot, RowKind.SPARSE, last + num_drafted, 1, num_drafted, True, (), False)
         request.num_drafted = 0
         entry.draft_margin = None
+        entry.has_free_drafts = False
         entry.pending += num_drafted + 1
         return Row(name, slot, RowKind.FULL, last, num_drafted + 1, num_drafted, True)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aspire.speculation.acceptance import AcceptanceEstimator
 from aspire.speculation.cost import CostModel
@@ -17,9 +17,9 @@ class Decision(Enum):
     WAIT = "wait"  # lock step: peers are not ready
 
 
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """What a cadence may know of one decoding request (host's view; may lag one step under the overlapped loop)."""
+class Drafting(NamedTuple):
+    """What a cadence may know of one decoding request (host's view; may lag one step under the overlapped loop).
+    A named tuple, as Row is, for the time it takes to make one."""
 
     request_id: str
     num_drafted: int
