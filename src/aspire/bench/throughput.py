@@ -33,7 +33,7 @@ from aspire.runtime.batch import StepInputs
 from aspire.runtime.cache import KVCache
 from aspire.runtime.devices import choose_device, device_kit
 from aspire.runtime.judges import Judge, Outcome, SharedNoiseJudge
-from aspire.runtime.runner import Model
+from aspire.runtime.runner import Model, Runner
 from aspire.runtime.sampling import Mode
 from aspire.schedule.blocks import Allocation, BlockPool
 from aspire.stats import StepStats
@@ -207,8 +207,12 @@ class Bench:
             config, self.spec, self.model, self.tokenizer, device=self.device, kit=self.kit, observers=[recorder],
             pool_type=PretendCached if work.random_context else BlockPool,
             wrap_judge=(lambda judge: judge) if replay is None else (lambda judge: ReplayJudge(judge, replay)))
+        runner = engine.loop.runner
+        assert isinstance(runner, Runner), "assemble made it"
         if work.random_context:
-            fill_with_noise(engine.loop.runner.setup.cache)  # type: ignore[attr-defined]
+            fill_with_noise(runner.setup.cache)
+        if runner.graphs is not None:
+            runner.graphs.capture(("greedy",) if work.temperature == 0 else ("plain",), lambda count: None)
         return engine
 
     def _wait(self) -> None:
