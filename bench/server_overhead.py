@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--step-seconds", type=float, default=0.02)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=200, help="engine steps of each stream")
+    parser.add_argument("--steps", type=int, default=600, help="engine steps of each stream")
     parser.add_argument("--requests", type=int, default=200, help="single requests, one after the other")
     arguments = parser.parse_args()
     with socket.socket() as probe:
