@@ -53,3 +53,15 @@ def test_forced_tokens_cost_no_draft_step(bed: TestBed) -> None:
     assert output.metrics.num_drafted >= 28
     assert rows.count("draft") <= len(output.outputs[0].token_ids) - 28
     assert output.metrics.num_accepted >= output.metrics.num_drafted - 1  # the last draft may be the end itself
+
+
+def test_a_request_that_leaves_its_grammar_ends(bed: TestBed) -> None:
+    """A ban on the only token that the grammar allows leaves nothing to pick: the request ends, the other goes on.
+
+    Planted fault: Done.broken left empty; the output then ran to max_tokens without its grammar.
+    """
+    banned = replace(PARAMS, logit_bias={ord("{"): -100.0}, bad_words=("{",))
+    constrained, free = outputs_of(bed, {"policy": "aspire", "overrides": Overrides(budget=32, window=8)}, banned)
+    assert constrained.outputs[0].finish_reason == "abort"
+    assert len(constrained.outputs[0].token_ids) < 3
+    assert len(free.outputs[0].token_ids) > 3

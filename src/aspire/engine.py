@@ -6,7 +6,7 @@ Knows nothing of servers, threads or progress bars; observers see one StepStats 
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aspire.config import EngineConfig
@@ -67,18 +67,17 @@ class Engine:
     def add(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *,
             prompt: str | None = None, priority: int = 0) -> None:
         """Queue a request. Raises ValueError naming field and value; a refused request leaves no trace."""
-        if request_id in self._groups:
+        sequence_ids = [request_id] if params.n == 1 else [f"{request_id}#{index}" for index in range(params.n)]
+        if request_id in self._groups or any(name in self._requests for name in sequence_ids):
             raise ValueError(f"request_id must be unique among unfinished requests, got {request_id!r}")
         self._check(prompt_token_ids, params)
-        limit = self.facts.max_model_len
-        max_total = limit if params.max_tokens is None else min(limit, len(prompt_token_ids) + params.max_tokens)
+        max_total = self._max_total(len(prompt_token_ids), params)
         base_seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         sequences: list[Request] = []
         texts: list[OutputText] = []
-        for index in range(params.n):
+        for index, sequence_id in enumerate(sequence_ids):
             text = OutputText(params, eos_token_ids=self.facts.eos_token_ids, decoder=self._decoder,
                               prompt_token_ids=prompt_token_ids)
-            sequence_id = request_id if params.n == 1 else f"{request_id}#{index}"
             request = Request(sequence_id, prompt_token_ids, params, max_total=max_total, seed=base_seed + index,
                               priority=priority, stop_checker=text, leader=sequences[0] if sequences else None)
             request.counters.arrival_time = self._clock()
@@ -100,13 +99,15 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request now; its blocks are free at once. Unknown or finished ids are ignored."""
         group = self._groups.get(request_id)
-        if group is None:
-            return
+        if group is not None:
+            self._stop(group)
+            self._forget(group)
+
+    def _stop(self, group: RequestGroup) -> None:
         for request, text in zip(group.sequences, group.texts, strict=True):
             if not request.is_finished:
                 self.scheduler.abort(request.request_id)
                 text.finish()
-        self._forget(group)
 
     @property
     def has_unfinished(self) -> bool:
@@ -118,7 +119,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics and dashboards."""
-        return self.totals.snapshot(self.scheduler)
+        predicted = None if self._pricing is None else self._pricing.predicted
+        return replace(self.totals.snapshot(self.scheduler), predicted_step_seconds=predicted)
 
     @property
     def default_params(self) -> SamplingParams:
@@ -159,6 +161,11 @@ class Engine:
             group_id = self._group_of.get(verdict.request_id)
             if verdict.tokens and group_id is not None:
                 touched[group_id] = self._groups[group_id]
+        for request_id in done.broken:  # nothing that the grammar allows was left to pick
+            group_id = self._group_of.get(request_id)
+            if group_id is not None:
+                touched[group_id] = self._groups[group_id]
+                self._stop(touched[group_id])
         for group in touched.values():
             if group.is_finished:
                 self._forget(group)
@@ -184,6 +191,14 @@ class Engine:
         del self._groups[group.request_id]
         for request in group.sequences:
             del self._requests[request.request_id], self._group_of[request.request_id]
+
+    def _max_total(self, num_prompt: int, params: SamplingParams) -> int:
+        """Prompt plus output at most. Without max_tokens an output ends where the model or the KV cache does."""
+        limit = self.facts.max_model_len
+        if params.max_tokens is not None:
+            return min(limit, num_prompt + params.max_tokens)
+        pool = self.scheduler.pool
+        return min(limit, max(num_prompt + 1, pool.num_blocks * pool.block_size))
 
     # -- checks --------------------------------------------------------------------------------------------------
 

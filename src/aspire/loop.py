@@ -30,14 +30,18 @@ class StepRunner(Protocol):
 
     def add_free_drafts(self, plan: StepPlan, scheduler: Scheduler) -> None: ...
 
+    def broken(self, plan: StepPlan) -> tuple[str, ...]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A committed step and the requests that ended with it."""
+    """A committed step and the requests that ended with it. broken: requests whose output left their grammar, because
+    bans had left nothing that it allows; they must not go on."""
 
     plan: StepPlan
     verdicts: list[Verdict]
     ended: list[Request]
+    broken: tuple[str, ...] = ()
 
 
 def commit(scheduler: Scheduler, runner: StepRunner, step: Pending) -> Done:
@@ -45,7 +49,7 @@ def commit(scheduler: Scheduler, runner: StepRunner, step: Pending) -> Done:
     verdicts = step.verdicts()
     ended = scheduler.commit(step.plan, verdicts)
     runner.add_free_drafts(step.plan, scheduler)
-    return Done(step.plan, verdicts, ended)
+    return Done(step.plan, verdicts, ended, runner.broken(step.plan))
 
 
 class PlainLoop:

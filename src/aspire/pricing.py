@@ -11,11 +11,15 @@ class Pricing:
     def __init__(self, scheduler: Scheduler, fit: OnlineFit) -> None:
         self._scheduler = scheduler
         self._fit = fit
+        self.predicted: float | None = None  # seconds that the model in force gave the last priced step
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """A step took that long. Steps with prefill, admissions or nothing to do say little of decoding."""
         if not plan.rows or plan.admissions or any(row.tokens for row in plan.rows):
             return
-        model = self._fit.add(plan.num_tokens, self._scheduler.cost.kv.plan_bytes(plan), seconds)
+        cost = self._scheduler.cost
+        kv_bytes = cost.kv.plan_bytes(plan)
+        self.predicted = cost.step_seconds(plan.num_tokens, kv_bytes) if cost.fitted else None
+        model = self._fit.add(plan.num_tokens, kv_bytes, seconds)
         if model is not None:
             self._scheduler.cost = model

@@ -1,13 +1,12 @@
 """Decode throughput of whole engines: step time, tokens per second, and the distance from the byte roofline.
 
-    python -m aspire.bench.throughput --shape llama-3.1-8b --batch 16 --context 32768 --policy autoregressive aspire
+    aspire bench throughput --shape llama-3.1-8b --batch 16 --context 32768 --policy autoregressive --policy aspire
 
 With --random-context the KV pool is filled with noise and taken as computed, so no prefill is paid. With
 --replay-acceptance drafts are accepted by a coin of that bias (a pure function of seed and position), for shapes
 without real weights; the output says so. Times are of steps with the full batch decoding.
 """
 
-import argparse
 import gc
 import json
 import statistics
@@ -18,27 +17,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from aspire.bench.shapes import SHAPES, write_shape
+from aspire.bench.replay import PretendCached, ReplayJudge
+from aspire.bench.shapes import write_shape
 from aspire.build import assemble
 from aspire.config import EngineConfig, EngineOptions
 from aspire.engine import Engine
 from aspire.model.build import build_model
 from aspire.model.resolve import load_tokenizer, resolve_model
 from aspire.model.spec import ModelSpec
-from aspire.ops.sample.noise import noise_words, uniform
 from aspire.request import SamplingParams
-from aspire.runtime.batch import StepInputs
 from aspire.runtime.cache import KVCache
 from aspire.runtime.devices import choose_device, device_kit
-from aspire.runtime.judges import Judge, Outcome, SharedNoiseJudge
 from aspire.runtime.runner import Model, Runner
-from aspire.runtime.sampling import Mode
-from aspire.schedule.blocks import Allocation, BlockPool
+from aspire.schedule.blocks import BlockPool
 from aspire.stats import StepStats
-
-REPLAY_STREAM = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,34 +70,6 @@ class Result:
     prefill_seconds: float
     prefill_tflops: float | None
     steps: int
-
-
-class PretendCached(BlockPool):
-    """A pool that takes every prompt but its last token as computed."""
-
-    def allocate(self, request_id: str, token_ids: Sequence[int], num_tokens: int,
-                 salt: bytes = b"") -> Allocation | None:
-        allocation = super().allocate(request_id, token_ids, num_tokens, salt)
-        return None if allocation is None else Allocation(allocation.blocks, max(0, len(token_ids) - 1))
-
-
-class ReplayJudge:
-    """Accepts drafts by a coin of fixed bias; picks stay the model's."""
-
-    def __init__(self, judge: Judge, rate: float) -> None:
-        assert isinstance(judge, SharedNoiseJudge), "replay works on the shared-noise judge"
-        self.judge = judge
-        self.rate = rate
-
-    def decide(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Outcome:
-        outcome = self.judge.decide(logits, position, inputs, mode)
-        at = position[inputs.pick_index[:, :-1]]  # [R, K]
-        seed = self.judge.sampling.seed[inputs.slot][:, None].expand_as(at)
-        coin = uniform(noise_words(seed.reshape(-1), at.reshape(-1), 1, REPLAY_STREAM)).view(at.shape)
-        index = torch.arange(at.shape[1], device=at.device)
-        verified = torch.where((inputs.decode == 1) & (inputs.sparse == 0), inputs.num_drafted, 0)
-        passed = (coin < self.rate) & (index < verified[:, None])
-        return Outcome(outcome.picks, passed.int().cumprod(1).sum(1).long(), outcome.margin)
 
 
 class Recorder:
@@ -276,31 +241,3 @@ def print_table(results: Sequence[Result]) -> None:
     Console(width=160).print(table)
     for result in results:
         print(json.dumps(asdict(result)))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="llama-3.1-8b", choices=list(SHAPES))
-    parser.add_argument("--policy", nargs="+", default=["autoregressive", "aspire"])
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--context", type=int, default=32768)
-    parser.add_argument("--new-tokens", type=int, default=256)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--replay-acceptance", type=float, default=None)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--loop", default="auto", choices=["auto", "plain", "overlapped"])
-    parser.add_argument("--batch-invariant", action="store_true")
-    args = parser.parse_args()
-    options: EngineOptions = {"loop": args.loop, "batch_invariant": args.batch_invariant, "capture_at_start": False}
-    bench = Bench(args.shape, model=None, dtype=args.dtype, options=options)
-    results = []
-    for policy in args.policy:
-        replay = None if policy == "autoregressive" else args.replay_acceptance
-        work = Workload(args.batch, args.context, args.new_tokens, args.temperature, True, replay)
-        results.append(bench.measure(policy, work))
-        print(json.dumps(asdict(results[-1])), flush=True)
-    print_table(results)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,7 @@
 """What differs by device: operators, attention backend, the model's fused operations, and memory for the KV pool."""
 
+import os
+import platform
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +34,13 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device must be available on this machine: torch sees no CUDA device, got 'cuda'")
     return torch.device(name)
+
+
+def device_name(device: torch.device) -> str:
+    """The card's name; of the CPU its architecture and number of cores."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu {platform.machine()} {os.cpu_count()} cores"
 
 
 def device_kit(device: torch.device, *, batch_invariant: bool) -> DeviceKit:

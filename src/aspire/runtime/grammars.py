@@ -78,6 +78,10 @@ class Grammars:
         """Tokens after the slot's drafts that its grammar leaves no choice about."""
         return self._slots.forced(slot, self._drafts[slot], limit)
 
+    def is_broken(self, slot: int) -> bool:
+        """Whether a committed token of the slot's request was not allowed."""
+        return self._slots.is_broken(slot)
+
     def add_drafts(self, slot: int, tokens: Sequence[int]) -> None:
         self._drafts[slot] += tokens
 

@@ -101,6 +101,12 @@ class Runner:
         """Whether the step after this one cannot be launched before this one's verdicts are read."""
         return self.grammars.needed_by(plan)
 
+    def broken(self, plan: StepPlan) -> tuple[str, ...]:
+        """Requests of the plan whose committed output does not fit their grammar."""
+        if not self.grammars.needed_by(plan):
+            return ()
+        return tuple(row.request_id for row in plan.rows if self.grammars.is_broken(row.slot))
+
     @torch.inference_mode()
     def add_free_drafts(self, plan: StepPlan, scheduler: Scheduler) -> None:
         """Extend the drafts of requests whose grammar allows a single token next, as far as it does."""

@@ -207,6 +207,11 @@ class GrammarSlots:
         if grammar is not None:
             grammar.commit(tokens)
 
+    def is_broken(self, slot: int) -> bool:
+        """Whether the slot's grammar met a committed token that it does not allow."""
+        grammar = self._slots[slot]
+        return grammar is not None and grammar.broken
+
     def forced(self, slot: int, drafts: Sequence[int], limit: int) -> tuple[int, ...]:
         """Drafts that need no model after `drafts` (see SlotGrammar.forced)."""
         grammar = self._slots[slot]

@@ -1,0 +1,42 @@
+"""Stand-ins for real text: prompts taken as computed, drafts accepted by a coin."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aspire.ops.sample.noise import noise_words, uniform
+from aspire.runtime.batch import StepInputs
+from aspire.runtime.judges import Judge, Outcome, SharedNoiseJudge
+from aspire.runtime.sampling import Mode
+from aspire.schedule.blocks import Allocation, BlockPool
+
+REPLAY_STREAM = 7
+
+
+class PretendCached(BlockPool):
+    """A pool that takes every prompt but its last token as computed."""
+
+    def allocate(self, request_id: str, token_ids: Sequence[int], num_tokens: int,
+                 salt: bytes = b"") -> Allocation | None:
+        allocation = super().allocate(request_id, token_ids, num_tokens, salt)
+        return None if allocation is None else Allocation(allocation.blocks, max(0, len(token_ids) - 1))
+
+
+class ReplayJudge:
+    """Accepts drafts by a coin of fixed bias; picks stay the model's."""
+
+    def __init__(self, judge: Judge, rate: float) -> None:
+        assert isinstance(judge, SharedNoiseJudge), "replay works on the shared-noise judge"
+        self.judge = judge
+        self.rate = rate
+
+    def decide(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Outcome:
+        outcome = self.judge.decide(logits, position, inputs, mode)
+        at = position[inputs.pick_index[:, :-1]]  # [R, K]
+        seed = self.judge.sampling.seed[inputs.slot][:, None].expand_as(at)
+        coin = uniform(noise_words(seed.reshape(-1), at.reshape(-1), 1, REPLAY_STREAM)).view(at.shape)
+        index = torch.arange(at.shape[1], device=at.device)
+        verified = torch.where((inputs.decode == 1) & (inputs.sparse == 0), inputs.num_drafted, 0)
+        passed = (coin < self.rate) & (index < verified[:, None])
+        return Outcome(outcome.picks, passed.int().cumprod(1).sum(1).long(), outcome.margin)
