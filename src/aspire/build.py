@@ -25,7 +25,7 @@ from aspire.request import SamplingParams
 from aspire.runtime.attend import LayerSetup
 from aspire.runtime.batch import BatchBuilder, BatchLayout
 from aspire.runtime.cache import KVCache, KVShape, Selection, SlotState
-from aspire.runtime.devices import DeviceKit, choose_device, device_kit, pool_blocks
+from aspire.runtime.devices import DeviceKit, choose_device, device_kit, device_name, pool_blocks
 from aspire.runtime.grammars import Constraints, Grammars
 from aspire.runtime.judges import Judge, RejectionJudge, SharedNoiseJudge
 from aspire.runtime.operators import Operators
@@ -34,7 +34,9 @@ from aspire.runtime.sampling import Mode, SlotSampling
 from aspire.sampling.pipeline import LogitsPipeline
 from aspire.schedule.blocks import BlockPool
 from aspire.schedule.scheduler import Scheduler, SchedulerConfig
+from aspire.speculation.calibration import Calibration, CalibrationKey, find_calibration
 from aspire.speculation.cost import CostModel, OnlineFit, kv_shape, nominal
+from aspire.speculation.cost import KvShape as KvReads
 from aspire.speculation.policy import Policy, resolve_policy
 from aspire.stats import Observer
 
@@ -117,8 +119,10 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
     verdicts and blocks.
     """
     kit = kit or device_kit(device, batch_invariant=config.model.batch_invariant)
+    calibration = None
     if policy is None:
-        policy = resolve_policy(config.speculation.policy, spec.num_layers, spec.windows, config.speculation.overrides)
+        calibration = find_calibration(config.speculation.calibration, calibration_key(config, spec, device))
+        policy = _policy(config, spec, calibration)
     lookahead = policy.draft_limit + 1
     loop_type = OverlappedLoop if config.batch.loop == "overlapped" else PlainLoop
     if loop_type is OverlappedLoop:
@@ -135,8 +139,9 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
                     builder=BatchBuilder(_layout(policy, state), device=device))
     if device.type == "cuda" and config.model.cuda_graphs:
         _capture(config, policy, runner, lookahead=lookahead, progress=progress)
-    scheduler = _scheduler(config, spec, policy, shape, pool_type, lookahead=lookahead,
-                           bytes_per_token=2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize)
+    kv = kv_reads(config, spec, policy)
+    scheduler = _scheduler(config, policy, shape, pool_type, lookahead=lookahead,
+                           cost=nominal(kv) if calibration is None else calibration.cost(kv))
     facts = ModelFacts(
         name=config.model.served_model_name or config.model.model, vocab_size=spec.vocab_size,
         max_model_len=_limit(config), eos_token_ids=spec.eos_token_ids, tokenizer=tokenizer,
@@ -144,6 +149,24 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
     pricing = Pricing(scheduler, OnlineFit(scheduler.cost)) if device.type == "cuda" else None
     return Engine(config, facts, scheduler, loop_type(scheduler, runner), checks=(pipeline.check, constraints.check),
                   pricing=pricing, observers=observers)
+
+
+def calibration_key(config: EngineConfig, spec: ModelSpec, device: torch.device) -> CalibrationKey:
+    """What a calibration of this model on this machine is filed under; `config` is resolved."""
+    return CalibrationKey(config.model.model, device_name(device), config.model.dtype,
+                          (spec.num_layers, spec.num_kv_heads, spec.head_dim), config.parallel.tensor_parallel_size)
+
+
+def kv_reads(config: EngineConfig, spec: ModelSpec, policy: Policy) -> KvReads:
+    """What rows read under a policy; `config` is resolved."""
+    size = getattr(torch, config.model.dtype).itemsize
+    return kv_shape(policy.layers, policy.selection, 2 * spec.num_kv_heads * spec.head_dim * size, spec.windows)
+
+
+def _policy(config: EngineConfig, spec: ModelSpec, calibration: Calibration | None) -> Policy:
+    chosen = config.speculation
+    overrides = chosen.overrides if calibration is None else calibration.overrides(chosen.policy, chosen.overrides)
+    return resolve_policy(chosen.policy, spec.num_layers, spec.windows, overrides)
 
 
 def _limit(config: EngineConfig) -> int:
@@ -205,10 +228,8 @@ def _judge(config: EngineConfig, spec: ModelSpec, state: SlotState, sampling: Sl
     return SharedNoiseJudge(state, sampling, operators)
 
 
-def _scheduler(config: EngineConfig, spec: ModelSpec, policy: Policy, shape: KVShape, pool_type: type[BlockPool], *,
-               lookahead: int, bytes_per_token: int) -> Scheduler:
-    kv = kv_shape(policy.layers, policy.selection, bytes_per_token, spec.windows)
-    cost: CostModel = nominal(kv)
+def _scheduler(config: EngineConfig, policy: Policy, shape: KVShape, pool_type: type[BlockPool], *,
+               lookahead: int, cost: CostModel) -> Scheduler:
     return Scheduler(
         SchedulerConfig(max_num_seqs=config.batch.max_num_seqs,
                         max_num_batched_tokens=config.batch.max_num_batched_tokens, max_model_len=_limit(config),

@@ -95,7 +95,8 @@ class BatchConfig:
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     """policy: a preset's name. judge: shared-noise keeps tokens equal to plain decoding, rejection only their
-    distribution. calibration: a file written by `aspire calibrate`. overrides: changes to the preset."""
+    distribution. calibration: a file written by `aspire calibrate`, or a folder of such files, where the one for this
+    model and machine is used if there is one. overrides: changes to the preset, and to the calibration."""
 
     policy: str = "aspire"
     judge: str = "shared-noise"

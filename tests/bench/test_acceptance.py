@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,7 +134,7 @@ class WordTokenizer:
 
 def test_contexts_have_the_asked_length_and_differ() -> None:
     """Each ends in another question. Planted fault: one order of problems for all prompts."""
-    contexts = Windows(gsm8k_sample(), WordTokenizer()).contexts(3, 500, seed=1)
+    contexts: list[list[Any]] = list(Windows(gsm8k_sample(), WordTokenizer()).contexts(3, 500, seed=1))
     assert [len(one) for one in contexts] == [500] * 3
     assert len({tuple(one) for one in contexts}) == len({tuple(one[-20:]) for one in contexts}) == 3
     assert all(one[-1] == "Answer:" for one in contexts)

@@ -21,7 +21,7 @@ from aspire.request import SamplingParams
 from aspire.speculation.cadence import Lockstep
 from aspire.speculation.cost import KvShape
 from aspire.speculation.policy import NO_OVERRIDES, Overrides, Policy
-from aspire.stats import StepStats
+from aspire.stats import RowStats, StepStats
 
 SLOWEST = 6  # requests may run on to this many times the counted tokens, while slower ones finish
 
@@ -38,30 +38,49 @@ class Round:
     plain_bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step in which requests only drafted, or only verified."""
+
+    kind: str
+    tokens: int
+    kv_bytes: float
+    seconds: float
+
+
 class Tally:
-    """An observer that keeps the verifications with drafts of every request."""
+    """An observer that keeps the verifications with drafts of every request, and what decoding steps took."""
 
     def __init__(self, prompt_lengths: dict[str, int], shape: KvShape) -> None:
         self.rounds: dict[str, list[Round]] = {request_id: [] for request_id in prompt_lengths}
         self.emitted = dict.fromkeys(prompt_lengths, 0)
         self._prompt = dict(prompt_lengths)
         self._drafting = dict.fromkeys(prompt_lengths, 0.0)
+        self.steps: list[TimedStep] = []
         self._shape = shape
 
     def on_step(self, stats: StepStats) -> None:
-        for row in stats.rows:
-            key = row.request_id
-            if key not in self.rounds:
-                continue  # of an earlier run on this engine
-            known = self._prompt[key] + self.emitted[key]
-            if row.kind == "draft":
-                self._drafting[key] += self._shape.sparse_bytes(known, row.num_drafted)
-            elif row.kind == "verify" and row.num_drafted:
-                read = self._drafting[key] + self._shape.full_bytes(known + row.num_drafted)
-                plain = sum(self._shape.full_bytes(known + j) for j in range(row.num_accepted + 1))
-                self.rounds[key].append(Round(row.num_drafted, row.num_accepted, self.emitted[key], read, plain))
-                self._drafting[key] = 0.0
-            self.emitted[key] += row.num_emitted
+        rows = [row for row in stats.rows if row.request_id in self.rounds]  # others are of an earlier run
+        kv_bytes = sum([self._add(row) for row in rows])
+        kinds = {row.kind for row in rows}
+        if len(kinds) == 1 and len(rows) == len(stats.rows) and "prefill" not in kinds:
+            self.steps.append(TimedStep(kinds.pop(), stats.tokens, kv_bytes, stats.duration))
+
+    def _add(self, row: RowStats) -> float:
+        """KV bytes that the row read."""
+        key = row.request_id
+        known = self._prompt[key] + self.emitted[key]
+        read = (self._shape.sparse_bytes(known, row.num_drafted) if row.kind == "draft"
+                else self._shape.full_bytes(known + row.num_drafted))
+        if row.kind == "draft":
+            self._drafting[key] += read
+        elif row.kind == "verify" and row.num_drafted:
+            plain = sum(self._shape.full_bytes(known + j) for j in range(row.num_accepted + 1))
+            self.rounds[key].append(Round(row.num_drafted, row.num_accepted, self.emitted[key],
+                                          self._drafting[key] + read, plain))
+            self._drafting[key] = 0.0
+        self.emitted[key] += row.num_emitted
+        return read
 
     def close(self) -> None:
         """Nothing is held."""
@@ -192,23 +211,29 @@ class Lab:
         return variant_policy(variant, self.loaded.spec, Lockstep(self.work.draft_length), changes)
 
     def measure(self, name: str, policy: Policy, temperatures: Sequence[float], *, budget: int | None,
-                report: Callable[[Cell], None]) -> list[Cell]:
-        """The cells of one selection, one per temperature; `report` is called with each as it is done."""
-        engine = self._engine(policy)
+                report: Callable[[Cell], None], tokens: int | None = None) -> list[Cell]:
+        """The cells of one selection, one per temperature; `report` is called with each as it is done. tokens:
+        fewer than the work's."""
+        engine = self.engine(policy)
+        counted = min(tokens or self.work.tokens, self.work.tokens)
+
+        def enough(tally: Tally) -> bool:
+            return min(tally.emitted.values()) >= counted
+
         cells = []
         for temperature in temperatures:
             begun = time.monotonic()
-            tally = self._run(engine, temperature)
-            rounds = [one for many in tally.rounds.values() for one in many if one.begun < self.work.tokens]
+            tally = self.run(engine, self.work.contexts, temperature, until=enough)
+            rounds = [one for many in tally.rounds.values() for one in many if one.begun < counted]
             cells.append(tally_cell(rounds, selection=name, budget=budget, temperature=temperature,
-                                    draft_length=self.work.draft_length, seconds=time.monotonic() - begun))
+                                    draft_length=policy.draft_limit, seconds=time.monotonic() - begun))
             report(cells[-1])
         return cells
 
     def prefill(self) -> float:
         """Compute the contexts' KV ahead of the first cell; seconds."""
         begun = time.monotonic()
-        engine = self._engine(self.policy(Variant("autoregressive")))
+        engine = self.engine(self.policy(Variant("autoregressive")))
         for context in self.work.contexts:
             engine.add(self._next_id(), context, SamplingParams(max_tokens=1, temperature=0.0, detokenize=False))
         while engine.has_unfinished:
@@ -216,25 +241,28 @@ class Lab:
         wait_for(self.loaded.device)
         return time.monotonic() - begun
 
-    def _engine(self, policy: Policy) -> Engine:
+    def engine(self, policy: Policy) -> Engine:
+        """An engine; those made before must not be used any more."""
         before, self._last = self._last, None
         self._last = make_engine(self.loaded, self.options, policy, predecessor=before)
         del before
         gc.collect()  # its graphs hold memory
         return self._last
 
-    def _run(self, engine: Engine, temperature: float) -> Tally:
+    def run(self, engine: Engine, contexts: Sequence[Sequence[int]], temperature: float, *,
+            until: Callable[[Tally], bool]) -> Tally:
+        """Decode after all contexts until the tally suffices, or all output ends."""
         lengths: dict[str, int] = {}
         params = SamplingParams(temperature=temperature, ignore_eos=True, detokenize=False)
         limit = self.options["max_model_len"] or 0
-        for index, context in enumerate(self.work.contexts):
+        for index, context in enumerate(contexts):
             request_id = self._next_id()
             lengths[request_id] = len(context)
             engine.add(request_id, context, replace(params, seed=self.work.seed + index,
                                                     max_tokens=min(limit - len(context), self.work.most_tokens)))
         tally = Tally(lengths, engine.scheduler.cost.kv)
         engine.observers[1:] = [tally]  # the first one is the engine's own
-        while engine.has_unfinished and min(tally.emitted.values()) < self.work.tokens:
+        while engine.has_unfinished and not until(tally):
             engine.advance()
         for request_id in lengths:
             engine.abort(request_id)

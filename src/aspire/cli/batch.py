@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from aspire.cli.options import Group, read_json_fields
+from aspire.cli.options import Group, read_json_fields, with_calibration
 from aspire.progress import Progress, no_progress
 from aspire.request import RequestOutput, SamplingParams
 from aspire.stats import JsonLines, Observer
@@ -40,7 +40,7 @@ def make_llm(model: str, options: Group, *, observers: Sequence[Observer] = ()) 
     """The model, loaded with a progress bar. Imports torch."""
     from aspire.llm import LLM
 
-    return LLM(model, observers=observers, show_progress=True, **read_json_fields(options))
+    return LLM(model, observers=observers, show_progress=True, **with_calibration(read_json_fields(options)))
 
 
 @contextmanager

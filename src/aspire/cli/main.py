@@ -28,6 +28,7 @@ COMMANDS = {
     "generate": Command("aspire.cli.generate:generate", "Complete prompts."),
     "chat": Command("aspire.cli.chat:chat", "Talk to a model in the terminal."),
     "demo": Command("aspire.cli.demo:demo", "ASPIRE beside autoregressive decoding on a small real model."),
+    "calibrate": Command("aspire.cli.calibrate:calibrate", "Choose refresh layers and price steps on this machine."),
     "trace": Command("aspire.cli.trace:trace", "Pictures and a Perfetto trace of a recorded run."),
     "bench serve": Command("aspire.cli.bench_serve:bench_serve", "Load a running server."),
     "bench throughput": Command("aspire.cli.bench_throughput:throughput", "Decode steps against the byte roofline."),

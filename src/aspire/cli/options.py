@@ -6,8 +6,10 @@ Defaults live in EngineConfig and SamplingParams; a flag that was not given is a
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +34,8 @@ ENGINE_FLAGS = (
     Flag("policy", str, "Preset of speculation: autoregressive, streaming, pillar, aspire-paper, aspire, delta, "
          "synchronized-*; default aspire", "NAME"),
     Flag("judge", str, "How drafts are judged: shared-noise (same tokens as plain decoding) or rejection", "NAME"),
-    Flag("calibration", str, "File that `aspire calibrate` wrote", "FILE"),
+    Flag("calibration", str, "File that `aspire calibrate` wrote, or a folder of such files, or off; default: the one "
+         "for this model and machine in the cache directory", "FILE"),
     Flag("overrides", str, "JSON object of policy fields to change", "JSON", "--policy-overrides"),
     Flag("max_num_seqs", int, "Requests that run at once", "N"),
     Flag("max_model_len", int, "Longest prompt plus output, tokens; default the model's limit", "N"),
@@ -110,6 +113,24 @@ def _take(flags: tuple[Flag, ...], given: Group) -> Group:
     """Move the flags that were set out of `given`."""
     taken = {flag.name: given.pop(flag.name) for flag in flags}
     return {name: value for name, value in taken.items() if value is not None and value != []}
+
+
+def calibration_folder() -> Path:
+    """Where `aspire calibrate` writes and commands look: aspire/calibration in the user's cache directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aspire" / "calibration"
+
+
+def with_calibration(options: Group) -> Group:
+    """Options in which "off" and a calibration not given are resolved. Raises ValueError for a file not there."""
+    given = options.get("calibration")
+    if given == "off":
+        return {**options, "calibration": None}
+    if given is None:
+        folder = calibration_folder()
+        return {**options, "calibration": str(folder)} if folder.is_dir() else options
+    if not Path(given).exists():
+        raise ValueError(f"calibration must be a file or folder that exists, or off, got {given!r}")
+    return options
 
 
 def read_json_fields(options: Group) -> Group:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aspire.cli.options import ENGINE_FLAGS, Flag, Group, read_json_fields, with_flags
+from aspire.cli.options import ENGINE_FLAGS, Flag, Group, read_json_fields, with_calibration, with_flags
 
 # Names as in vLLM where it has one; `_RENAMED` leads to ServerConfig's.
 SERVER_FLAGS = (
@@ -50,7 +50,7 @@ def serve(
     from aspire.server.run import serve as run_server
 
     max_live = server.pop("max_live", AsyncConfig().max_live)
-    options: Any = read_json_fields(engine)
+    options: Any = with_calibration(read_json_fields(engine))
     run_server(model, options, server_config(server), async_config=AsyncConfig(max_live=max_live))
 
 

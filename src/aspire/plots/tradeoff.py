@@ -11,8 +11,7 @@ from aspire.plots.style import MARKERS, SERIES, new_figure, tidy
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """share: of plain decoding's KV bytes that are read per token; interval: of alpha. Points of one series are
-    joined."""
+    """share: of plain decoding's KV bytes that are read per token; interval: of alpha."""
 
     series: str
     label: str
@@ -23,7 +22,7 @@ class Point:
 
 
 def draw_tradeoff(points: Sequence[Point], *, title: str) -> Figure:
-    """Alpha over the share of KV bytes, a line per series; the chosen point is ringed."""
+    """Alpha over the share of KV bytes, a colour per series; the chosen point is ringed."""
     figure = new_figure(height=620)
     axes = figure.subplots()
     for index, name in enumerate(dict.fromkeys(point.series for point in points)):
@@ -31,7 +30,7 @@ def draw_tradeoff(points: Sequence[Point], *, title: str) -> Figure:
         low = [point.alpha - point.interval[0] for point in mine]
         high = [point.interval[1] - point.alpha for point in mine]
         axes.errorbar([point.share for point in mine], [point.alpha for point in mine], yerr=[low, high], capsize=3,
-                      linewidth=1.4, elinewidth=0.8, markersize=7, label=name, color=SERIES[index % len(SERIES)],
+                      linestyle="none", elinewidth=0.8, markersize=7, label=name, color=SERIES[index % len(SERIES)],
                       marker=MARKERS[(index + index // len(SERIES)) % len(MARKERS)])
         for point in mine:
             axes.annotate(point.label, (point.share, point.alpha), textcoords="offset points", xytext=(7, -13),

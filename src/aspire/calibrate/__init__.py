@@ -1,0 +1,1 @@
+"""What `aspire calibrate` does: measure acceptance and step times of a model here, choose what pays."""
