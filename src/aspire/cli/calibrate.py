@@ -130,7 +130,7 @@ def _draw(outcome: "Outcome", path: Path) -> Path | None:
     for one in outcome.measured:
         refresh, budget = one.candidate.refresh, one.candidate.budget
         is_chosen = (refresh, budget) == (chosen.refresh, chosen.budget)
-        label = f"{'+'.join(map(str, refresh))} @ {budget}" if is_chosen else ""
+        label = f"{'+'.join(map(str, refresh)) or 'none'}, budget {budget}" if is_chosen else ""
         points.append(Point(f"{len(refresh)} refresh layers", label, one.cell.kv_share, one.cell.alpha,
                             one.cell.interval, is_chosen))
     points.sort(key=lambda point: point.series)

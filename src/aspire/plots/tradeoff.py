@@ -41,7 +41,7 @@ def draw_tradeoff(points: Sequence[Point], *, title: str) -> Figure:
                       color="#000000", label="chosen")
     tidy(axes, title=title, x="KV bytes read per token, as a share of plain decoding's",
          y="chance that a draft is accepted")
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=11, title="bars: 95 % interval")
+    figure.legend(loc="outside right upper", fontsize=11, title="bars: 95 % interval")
     return figure
