@@ -8,38 +8,12 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from aspire.bench.kernel_mixes import BLOCK, LLAMA, Mix, Shape, build, needed_bytes, standard_mixes
 
 if TYPE_CHECKING:
-    import torch
-
-    from aspire.attention.rows import AttentionOptions, AttentionRows, Probe, RowSelection
     from aspire.ops.paged_attention.triton import KernelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One model's attention layer."""
-
-    name: str
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """A batch: `full` rows of `queries` tokens over `context` keys, `sparse` rows of `selected` keys of a context."""
-
-    name: str
-    shape: Shape
-    full: int
-    queries: int
-    context: int
-    sparse: int = 0
-    selected: int = 512
-    unit: int = 1
-    probes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,93 +27,6 @@ class Timing:
     gigabytes: float
     floor_ms: float
     fraction: float
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """A mix on the device, with several layers' caches so that no replay finds its keys in the L2."""
-
-    query: "torch.Tensor"  # [T, H, D]
-    key_caches: "tuple[torch.Tensor, ...]"
-    value_caches: "tuple[torch.Tensor, ...]"
-    rows: "AttentionRows"
-    selection: "RowSelection | None"
-    options: "AttentionOptions"
-    probe: "Probe | None"
-
-
-LLAMA = Shape("8B", 32, 8, 128)
-SMOL = Shape("135M", 9, 3, 64)
-L2_BYTES = 128 << 20
-BLOCK = 16
-
-
-def standard_mixes() -> tuple[Mix, ...]:
-    """All verify, all sparse, 1 in 8; contexts 2k to 128k; batch 1 to 128."""
-    full = [Mix(f"{b} x {n // 1024}k, {q} query", LLAMA, b, q, n)
-            for b, n, q in ((16, 32768, 1), (16, 32768, 8), (16, 32768, 16), (64, 8192, 1), (1, 2048, 1), (1, 32768, 1),
-                            (1, 131072, 1), (128, 2048, 1), (4, 131072, 8))]
-    sparse = [Mix(f"64 sparse of 512, unit {unit}", LLAMA, 0, 1, 32768, sparse=64, unit=unit) for unit in (1, 16)]
-    mixed = [Mix(f"8 verify 8 at 32k, 56 sparse, unit {unit}", LLAMA, 8, 8, 32768, sparse=56, unit=unit)
-             for unit in (1, 16)]
-    probe = [Mix("16 x 32k, 8 query, 2 probed", LLAMA, 16, 8, 32768, probes=2)]
-    small = [Mix("128 x 8k, 1 query", SMOL, 128, 1, 8192), Mix("16 x 8k, 1 query", SMOL, 16, 1, 8192),
-             Mix("16 verify 16 at 8k, 112 sparse", SMOL, 16, 16, 8192, sparse=112)]
-    return (*full, *sparse, *mixed, *probe, *small)
-
-
-def build(mix: Mix, device: str = "cuda") -> Inputs:
-    """Random tensors for a mix, bfloat16."""
-    import torch
-
-    from aspire.attention.rows import AttentionOptions, AttentionRows, Probe, RowSelection
-
-    shape, gen = mix.shape, torch.Generator(device).manual_seed(0)
-    num_rows = mix.full + mix.sparse
-    per_row = mix.context // BLOCK
-    token_bytes = 4 * shape.num_kv_heads * shape.head_dim
-    used = (mix.full * mix.context + mix.sparse * mix.selected) * token_bytes
-    layers = max(2, min(8, -(-L2_BYTES * 2 // used)))
-    size = (num_rows * per_row, BLOCK, shape.num_kv_heads, shape.head_dim)
-
-    def cache() -> "torch.Tensor":
-        return torch.randn(size, generator=gen, device=device, dtype=torch.bfloat16)
-
-    lengths = [mix.queries] * mix.full + [1] * mix.sparse
-    ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
-    window, capacity = 64, mix.selected - 64
-    candidates = (mix.context - window) // mix.unit
-    units = torch.stack([torch.randperm(candidates, generator=gen, device=device)[:capacity // mix.unit].sort().values
-                         for _ in range(num_rows)]).int()
-    start = torch.tensor([0, *lengths], **ints).cumsum(0).int()
-    rows = AttentionRows(
-        query_start=start, kv_len=torch.full((num_rows,), mix.context, **ints), slot=torch.arange(num_rows, **ints),
-        sparse=torch.arange(num_rows, device=device) >= mix.full,
-        block_table=torch.randperm(size[0], generator=gen, device=device).int().view(num_rows, -1),
-        tail_start=torch.full((num_rows,), mix.context - window, **ints), max_query_len=max(lengths),
-        max_kv_len=mix.context)
-    selection = None
-    if mix.sparse:
-        selection = RowSelection(units, torch.full((num_rows,), units.shape[1], **ints), mix.unit, sinks=0)
-    probe = None
-    if mix.probes:
-        offsets = torch.linspace(0, mix.queries - 1, mix.probes, device=device).long()
-        token = start[:mix.full, None] + offsets
-        logits = torch.empty(mix.full, mix.probes, shape.num_heads, mix.context, dtype=torch.bfloat16, device=device)
-        probe = Probe(token.int(), torch.arange(mix.full, **ints), logits)
-    query = torch.randn(sum(lengths), shape.num_heads, shape.head_dim, generator=gen, device=device,
-                        dtype=torch.bfloat16)
-    return Inputs(query, tuple(cache() for _ in range(layers)), tuple(cache() for _ in range(layers)), rows, selection,
-                  AttentionOptions(shape.head_dim ** -0.5), probe)
-
-
-def needed_bytes(mix: Mix) -> int:
-    """Keys and values once, queries and outputs once, probed logits once; bfloat16."""
-    shape = mix.shape
-    keys = mix.full * mix.context + mix.sparse * mix.selected
-    tokens = mix.full * mix.queries + mix.sparse
-    probed = mix.full * mix.probes * mix.context * shape.num_heads * 2
-    return keys * shape.num_kv_heads * shape.head_dim * 4 + tokens * shape.num_heads * shape.head_dim * 4 + probed
 
 
 def replay_ms(layer: Callable[[int], object], layers: int, repeats: int = 12) -> float:
@@ -224,14 +111,30 @@ def time_scoring(mix: Mix, bandwidth: float) -> list[Timing]:
     probe.logits.normal_()
     lse = torch.full(inputs.query.shape[:2], 12.0, device="cuda")
     scores = key_scores(probe, lse, inputs.rows, unit=mix.unit, reduce="mean")
-    first = torch.zeros(mix.full, dtype=torch.int32, device="cuda")
-    last, k = torch.full_like(first, scores.shape[1] - 4), torch.full_like(first, mix.selected // mix.unit)
+    used, capacity = (probe.token >= 0).sum(1), (mix.selected or 512) // mix.unit
+    first = torch.zeros(len(used), dtype=torch.int32, device="cuda")
+    last = torch.where(used > 0, scores.shape[1] - 4, first)
+    k = torch.full_like(first, capacity)
     ms = [replay_ms(lambda _: key_scores(probe, lse, inputs.rows, unit=mix.unit, reduce="mean"), 4),
-          replay_ms(lambda _: select_topk(scores, first, last, k, capacity=mix.selected, coverage=None), 4)]
-    score_bytes = mix.full * mix.context // mix.unit * 4
-    logits = mix.full * mix.probes * mix.context * shape.num_heads * 2
+          replay_ms(lambda _: select_topk(scores, first, last, k, capacity=capacity, coverage=None), 4)]
+    score_bytes = int((used > 0).sum()) * mix.context // mix.unit * 4
+    logits = int(used.sum()) * mix.context * shape.num_heads * 2
     return [_timing("key_scores", mix, ms[0], logits + score_bytes, bandwidth),
             _timing("select_topk", mix, ms[1], score_bytes, bandwidth)]
+
+
+def time_select(rows: int, units: int, bandwidth: float) -> Timing:
+    """select_topk of 444 units, as many as a budget of 512 tokens leaves, of log-normal scores."""
+    import torch
+
+    from aspire.ops.select_topk.triton import select_topk
+
+    scores = torch.randn(rows, units, device="cuda").mul(2).exp()
+    first = torch.full((rows,), 4, dtype=torch.int32, device="cuda")
+    last, k = torch.full_like(first, units - 64), torch.full_like(first, 444)
+    ms = replay_ms(lambda _: select_topk(scores, first, last, k, capacity=444, coverage=None), 8)
+    return _timing("select_topk", Mix(f"444 of {units}, {rows} rows", LLAMA, rows, 1, units), ms, scores.nbytes,
+                   bandwidth)
 
 
 def time_store(tokens: int, shape: Shape, bandwidth: float) -> Timing:
@@ -274,9 +177,10 @@ def run(mixes: Sequence[Mix] | None = None) -> list[Timing]:
         found.append(time_attention(mix, bandwidth))
         if mix.sparse == 0 and mix.queries == 1:
             found.append(time_torch_attention(mix, bandwidth))
-        if mix.probes:
+        if mix.probes and (mix.full or not mix.selected):
             found += time_scoring(mix, bandwidth)
         torch.cuda.empty_cache()
+    found += [time_select(rows, units, bandwidth) for units in (8000, 33000, 131000) for rows in (16, 128)]
     found += [time_store(tokens, LLAMA, bandwidth) for tokens in (64, 2048)]
     return found
 

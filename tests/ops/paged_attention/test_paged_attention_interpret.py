@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aspire.attention.rows import AttentionRows
+from aspire.attention.rows import AttentionRows, Probe
 from aspire.ops.paged_attention.reference import paged_attention
 from aspire.testing.attention_cases import AttentionCase, CaseSpec, RowSpec, make_case
 
@@ -43,7 +43,7 @@ def run(case: AttentionCase, restricted: bool, **config: object) -> torch.Tensor
     from aspire.ops.paged_attention.triton import KernelConfig, PagedAttention
 
     small = KernelConfig(**{"key_tile": 16, "fine": 32, "num_fine": 2, "coarse": 64, "max_tiles": 2,
-                            "list_pieces": (32,), **config})
+                            "list_piece": 32, **config})
     selection = case.selection if restricted else None
     expected, expected_lse = paged_attention(case.query, case.key_cache, case.value_cache, case.rows, selection,
                                              case.options, case.probe)
@@ -68,6 +68,30 @@ def run(case: AttentionCase, restricted: bool, **config: object) -> torch.Tensor
 def test_equals_the_reference(name: str, restricted: bool) -> None:
     """Planted faults: `c <= position` made `<`; the list's unit not multiplied; a partial without its token."""
     run(make_case(CASES[name], seed=len(name)), restricted)
+
+
+@pytest.mark.parametrize("held_back", [0.0, 20.0, 1e6], ids=["dealt evenly", "some last", "all last"])
+def test_order_of_the_work_list(held_back: float) -> None:
+    """Every item once, whatever the order. Planted faults: those held back placed from 0; dealt by the number of all
+    short items instead of those between."""
+    run(make_case(CASES["1 verify in 8"], seed=3), True, held_back=held_back)
+
+
+@pytest.mark.parametrize("partial_bytes", [1 << 20, 1], ids=["split", "not split"])
+def test_small_tiles_for_rows_of_one_query(partial_bytes: int) -> None:
+    """Drafting rows that read everything beside a verification. Planted fault: their probe looked up at the large
+    tile's tokens."""
+    case = make_case(CASES["1 verify in 8"], seed=4)
+    probed = replace(case, probe=None if case.probe is None else probe_of_drafts(case))
+    run(probed, False, packed_rows=32, small_tiles=True, partial_bytes=partial_bytes)
+
+
+def probe_of_drafts(case: AttentionCase) -> Probe:
+    """One query of each sparse row, and of the verification, padded as in a captured graph."""
+    rows = case.rows
+    token = torch.where(rows.kv_len > 0, rows.query_start[:-1], -1)[:, None]
+    logits = torch.full((len(token), 1, case.query.shape[1], rows.max_kv_len), torch.nan)
+    return Probe(token, torch.arange(len(token), dtype=torch.int32), logits)
 
 
 def test_rows_whose_partials_do_not_fit_are_not_split() -> None:

@@ -45,7 +45,7 @@ def test_equals_the_reference(monkeypatch: pytest.MonkeyPatch, keep: int, num_un
 @pytest.mark.parametrize("keep", [32768, 16], ids=["in registers", "in chunks"])
 def test_long_rows_of_distinct_scores(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
     """Several chunks and passes over the groups; a row shorter than its number of groups; equal rows; tiny scores.
-    Planted faults: the peaks' floor one too high; a pass that starts at group 0 instead of the row's first unit."""
+    Planted faults: units at the floor left out; a chunk's place shifted by all its size."""
     gen = torch.Generator().manual_seed(1)
     scores = torch.rand(6, 5000, generator=gen) ** 12
     scores[1] = torch.rand(5000, generator=gen) * 1e-3 + 0.5

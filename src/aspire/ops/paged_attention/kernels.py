@@ -37,7 +37,7 @@ def piece_start(s, FINE: tl.constexpr, COARSE: tl.constexpr, NUM_FINE: tl.conste
     return tl.where(s <= NUM_FINE, s * FINE, NUM_FINE * FINE + (s - NUM_FINE) * COARSE)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "partial_capacity", "list_tokens", "sinks"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "partial_capacity", "list_tokens", "sinks", "held_back"])
 def plan_kernel(
     query_start,  # int32 [R + 1]
     kv_len,  # int32 [R]
@@ -50,9 +50,10 @@ def plan_kernel(
     token_row,  # int32 [T]; -1: of no row
     counters,  # int32 [4]: items, tiled items, next ticket of either kind
     num_rows, num_tokens, partial_capacity, list_tokens, sinks,
+    held_back,  # items of restricted rows (for all key heads) to leave for the end
     RP: tl.constexpr, TM: tl.constexpr, MAX_TILES: tl.constexpr, FINE: tl.constexpr,
     COARSE: tl.constexpr, NUM_FINE: tl.constexpr, LIST_PIECE: tl.constexpr, RESTRICT: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr, SMALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """One program per row, one for the tokens of no row; each finds its places by a prefix sum over all rows."""
     r = tl.program_id(0)
@@ -65,7 +66,7 @@ def plan_kernel(
     active = ok & (q > 0) & (n > 0)
     length = n
     first = rows * 0
-    tail = rows * 0 - 1  # -1: reads everything
+    tail = rows * 0 - 1  # -1: reads everything; -2: so does its only query, which fits a small tile
     restricted = rows < 0
     if WINDOW > 0:
         first = count_pieces(tl.maximum(n - q + 1 - WINDOW, 0) + 1, FINE, COARSE, NUM_FINE) - 1
@@ -76,6 +77,8 @@ def plan_kernel(
         head = tl.minimum(tl.minimum(tail, sinks), n)
         length = tl.where(restricted, head + tl.minimum(tl.maximum(tail - head, 0), list_tokens) + n - tail, n)
         first = tl.where(restricted, 0, first)
+    if SMALL:
+        tail = tl.where((restricted == 0) & (q == 1), -2, tail)
     last = tl.where(restricted, (length + LIST_PIECE - 1) // LIST_PIECE, count_pieces(length, FINE, COARSE, NUM_FINE))
     pieces = last - first
     tiles = tl.where(active, (q + TM - 1) // TM, 0)
@@ -87,16 +90,18 @@ def plan_kernel(
     fine = tl.where(listed, pieces * tiles, 0) - coarse - short
     tiled = tl.where(active & (listed == 0), tiles, 0)
 
-    # Coarse items, with those of restricted rows dealt evenly between (they wait for lists, the others for memory),
-    # then fine ones: a dynamic schedule ends evenly.
+    # Long items first, coarse before fine, with items of restricted rows dealt evenly between (they wait for lists,
+    # the others for memory), but for some that fill the gaps at the end: a long item drawn last would run alone.
     coarse_at = tl.cumsum(coarse, 0) - coarse
     short_at = tl.cumsum(short, 0) - short
     num_coarse = tl.sum(coarse, 0)
     num_short = tl.sum(short, 0)
-    fine_at = num_coarse + num_short + tl.cumsum(fine, 0) - fine
+    num_long = num_coarse + tl.sum(fine, 0)
+    num_between = tl.maximum(num_short - held_back, 0)
+    fine_at = num_coarse + tl.cumsum(fine, 0) - fine
     tiled_at = tl.cumsum(tiled, 0) - tiled
     if r == 0:
-        tl.store(counters, num_coarse + num_short + tl.sum(fine, 0))
+        tl.store(counters, num_long + num_short)
         tl.store(counters + 1, tl.sum(tiled, 0))
         tl.store(counters + 2 + tl.arange(0, 2), 0)
     me = rows == r
@@ -132,14 +137,16 @@ def plan_kernel(
         i = j + step
         keep = i < my_coarse + my_short + my_fine + my_tiled
         tile = i % my_tiles
-        short_index = my_short_at + i
-        coarse_index = my_coarse_at + i
-        place = tl.where(i < my_coarse, coarse_index, my_fine_at + i - my_coarse)
-        if (num_short > 0) & (num_coarse > 0):  # short i goes before coarse j where j / num_coarse >= i / num_short
-            before = coarse_index * num_short // num_coarse + 1
-            place = tl.where(i < my_coarse, coarse_index + before, place)
-        if my_short > 0:
-            place = short_index + (short_index * num_coarse + num_short - 1) // num_short
+        place = tl.where(i < my_coarse, my_coarse_at + i, my_fine_at + i - my_coarse)
+        if num_between > 0:  # short i goes before long j where j / num_long >= i / num_between
+            if my_short > 0:
+                place = my_short_at + i
+                before = (place * num_long + num_between - 1) // num_between
+                place += tl.where(place < num_between, before, num_long)
+            else:
+                place += place * num_between // num_long + 1
+        elif my_short > 0:
+            place = num_long + my_short_at + i
         if my_tiled > 0:
             tile = my_tiles - 1 - i
             place = my_tiled_at + i
@@ -385,11 +392,11 @@ def attend_kernel(
     TM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, UNIT: tl.constexpr, FINE: tl.constexpr,
     COARSE: tl.constexpr, NUM_FINE: tl.constexpr, LIST_PIECE: tl.constexpr, RESTRICT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PROBE: tl.constexpr, PROBE_P: tl.constexpr, NP: tl.constexpr,
-    DIRECT: tl.constexpr, TILED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    DIRECT: tl.constexpr, TILED: tl.constexpr, SMALL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     LIST_STAGES: tl.constexpr,
 ):
     """Persistent: programs draw items by ticket. An item is one piece (or, TILED, all pieces) of a query tile of one
-    key head; M packed query rows, MS of them for restricted rows."""
+    key head; M packed query rows, MS of them for restricted rows and, if SMALL, for the others of one query."""
     programs = tl.num_programs(0)
     total_items = tl.load(counters + (1 if TILED else 0)) * KH
     ticket = counters + (3 if TILED else 2)
@@ -420,12 +427,23 @@ def attend_kernel(
                 query_head_stride, key_stride, value_stride, KH, G, D, DP, MS, BN, BS, UNIT, LIST_PIECE, WINDOW,
                 SOFTCAP, PROBE, TILED, PRECISION, LIST_STAGES)
         else:
-            attend_tile(
-                query, keys_here, values_here, table, out, lse, partial, partial_lse, probe_row, probe_token, logits,
-                row, tile, begin, q_len, n, base, piece, kh, scale, softcap, value_scale, num_probe_rows, query_stride,
-                query_head_stride, key_stride, value_stride, logits_row_stride, logits_query_stride, logits_head_stride,
-                KH, G, D, DP, M, TM, BN, BS, FINE, COARSE, NUM_FINE, WINDOW, SOFTCAP, PROBE, PROBE_P, NP, DIRECT, TILED,
-                PRECISION, STAGES)
+            small = False
+            if SMALL:
+                small = tail == -2
+            if small:
+                attend_tile(
+                    query, keys_here, values_here, table, out, lse, partial, partial_lse, probe_row, probe_token,
+                    logits, row, tile, begin, q_len, n, base, piece, kh, scale, softcap, value_scale, num_probe_rows,
+                    query_stride, query_head_stride, key_stride, value_stride, logits_row_stride,
+                    logits_query_stride, logits_head_stride, KH, G, D, DP, MS, MS // G, BN, BS, FINE, COARSE, NUM_FINE,
+                    WINDOW, SOFTCAP, PROBE, PROBE_P, NP, DIRECT, TILED, PRECISION, STAGES)
+            else:
+                attend_tile(
+                    query, keys_here, values_here, table, out, lse, partial, partial_lse, probe_row, probe_token,
+                    logits, row, tile, begin, q_len, n, base, piece, kh, scale, softcap, value_scale, num_probe_rows,
+                    query_stride, query_head_stride, key_stride, value_stride, logits_row_stride,
+                    logits_query_stride, logits_head_stride, KH, G, D, DP, M, TM, BN, BS, FINE, COARSE, NUM_FINE,
+                    WINDOW, SOFTCAP, PROBE, PROBE_P, NP, DIRECT, TILED, PRECISION, STAGES)
         item = next_item
 
 

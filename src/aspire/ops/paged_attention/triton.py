@@ -12,6 +12,9 @@ from torch import Tensor
 from aspire.attention.rows import AttentionOptions, AttentionRows, Probe, RowSelection
 from aspire.ops.paged_attention.kernels import FIELDS, attend_kernel, combine_kernel, plan_kernel
 
+TAIL_GUESS = 96  # keys of a sparse row after its list: the window and a few drafts
+ITEM_OVERHEAD = 256  # keys that a program reads in the time that starting an item takes
+
 
 @dataclass(frozen=True, slots=True)
 class KernelConfig:
@@ -19,19 +22,22 @@ class KernelConfig:
 
     Bits of a full row depend on packed_rows, key_tile, fine, coarse, num_fine and warps, on nothing else: fix
     packed_rows to make them independent of the longest row in the batch. Those of a sparse row also depend on the
-    number of rows (through list_pieces), which no accepted token shows.
+    number of rows (through the length of its pieces), which no accepted token shows.
     """
 
-    packed_rows: int | None = None  # query rows (tokens x group) of a tile: 16, 32, 64; None: 16, or 64 if needed
+    packed_rows: int | None = None  # query rows (tokens x group) of a tile: 16, 32, 64; None: 64 where a row needs it
     key_tile: int | None = None  # keys per inner step; None: by head dim
     fine: int = 512  # keys of each of the first num_fine pieces of a row
     num_fine: int = 8
-    coarse: int = 2048  # keys of the pieces after
-    list_pieces: tuple[int, ...] = (1024, 512, 256, 128)  # keys of a sparse row's pieces, the first that fills the GPU
+    coarse: int = 1024  # keys of the pieces after
+    list_piece: int | None = None  # keys of a sparse row's pieces; None: such that they go round the grid once
+    held_back: float = 1.0  # sparse items left for the end, in those that all programs do while one does a long item
     max_tiles: int = 4  # rows of more query tiles than this are not split over keys
     warps: int = 4
     stages: int = 5  # of the loop over a full row's keys
-    list_stages: int = 4  # of the loop over a sparse row's keys
+    list_stages: int = 7  # of the loop over a sparse row's keys, whose loads wait for two others
+    small_tiles: bool | None = None  # where everything is read, rows of one query have tiles of their own size, whose
+    # bits differ from those of large ones; None: unless packed_rows is fixed
     registers: int | None = None  # a cap per thread, so that more programs fit at once
     programs_per_sm: int | None = None  # as many as fit at once, as each starts with an item of its own; None: a guess
     partial_bytes: int = 512 << 20  # the most memory for pieces; rows that do not fit are not split
@@ -47,6 +53,7 @@ class _Geometry:
     list_tokens: int  # most listed tokens of a sparse row; -1: no row is restricted
     sinks: int
     list_piece: int
+    small: bool  # rows of one query have tiles of their own size
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class PagedAttention:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         lse = None if probe is None else torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
         geometry = self._geometry(query, key_cache, rows, selection, options)
-        plan = self._plan(rows, geometry, query)
+        plan = self._plan(rows, geometry, query, key_cache.shape[2])
         self._launch(query, key_cache, value_cache, rows, selection, options, probe, out, lse, geometry, plan)
         return out, lse
 
@@ -94,25 +101,31 @@ class PagedAttention:
         if packed is None:  # float32 goes through plain registers, too few for more
             packed = 16 if rows.max_query_len * groups <= 16 or query.element_size() == 4 else 64
         packed = max(packed, triton.next_power_of_2(groups))
-        list_tokens, sinks, list_piece = -1, 0, self.config.list_pieces[-1]
+        list_tokens, sinks, list_piece = -1, 0, 1024
         if selection is not None:
             list_tokens, sinks = selection.units.shape[1] * selection.unit, selection.sinks
-            list_piece = self._list_piece(len(rows.kv_len) * kv_heads, list_tokens, self._programs(query.device, 2))
-        return _Geometry(packed, packed // groups, options.window or 0, list_tokens, sinks, list_piece)
+            pieces = max(1, self._programs(query.device, 2) // (len(rows.kv_len) * kv_heads))  # of a row
+            piece = triton.cdiv(list_tokens + sinks + TAIL_GUESS, pieces)
+            list_piece = self.config.list_piece or max(128, triton.cdiv(piece, 64) * 64)
+        small = self.config.packed_rows is None if self.config.small_tiles is None else self.config.small_tiles
+        small = small and selection is None and packed > self._small(groups)
+        return _Geometry(packed, packed // groups, options.window or 0, list_tokens, sinks, list_piece, small)
 
-    def _list_piece(self, num_tiles: int, list_tokens: int, programs: int) -> int:
-        """The longest piece that still gives every program of the grid some work."""
-        for piece in self.config.list_pieces:
-            if num_tiles * -(-list_tokens // piece) >= programs:
-                return piece
-        return self.config.list_pieces[-1]
+    def _small(self, groups: int) -> int:
+        """Packed rows of a tile with one query."""
+        return max(16, triton.next_power_of_2(groups))
 
-    def _plan(self, rows: AttentionRows, geometry: _Geometry, query: Tensor) -> _Plan:
+    def _held_back(self, geometry: _Geometry, kv_heads: int, programs: int) -> int:
+        """Sparse items (each for all key heads) to leave for the end of the work list."""
+        short = min(geometry.list_piece, geometry.list_tokens + TAIL_GUESS) + ITEM_OVERHEAD
+        return int(self.config.held_back * programs * self.config.coarse / (kv_heads * short))
+
+    def _plan(self, rows: AttentionRows, geometry: _Geometry, query: Tensor, kv_heads: int) -> _Plan:
         if rows is not self._rows:
             self._rows, self._partial = rows, None
             self._plans.clear()
         if geometry not in self._plans:
-            self._plans[geometry] = self._make_plan(rows, geometry, query)
+            self._plans[geometry] = self._make_plan(rows, geometry, query, kv_heads)
         return self._plans[geometry]
 
     def _pieces(self, num_keys: int) -> int:
@@ -120,7 +133,7 @@ class PagedAttention:
         rest = max(0, num_keys - config.num_fine * config.fine)
         return -(-min(num_keys, config.num_fine * config.fine) // config.fine) - (-rest // config.coarse)
 
-    def _make_plan(self, rows: AttentionRows, geometry: _Geometry, query: Tensor) -> _Plan:
+    def _make_plan(self, rows: AttentionRows, geometry: _Geometry, query: Tensor, kv_heads: int) -> _Plan:
         config, device = self.config, query.device
         num_tokens, num_heads, dim = query.shape
         num_rows, pieces = len(rows.kv_len), self._pieces(rows.max_kv_len)
@@ -140,9 +153,10 @@ class PagedAttention:
         plan_kernel[(num_rows + 1,)](
             rows.query_start, rows.kv_len, rows.slot, rows.sparse.view(torch.uint8), rows.tail_start, *ints, num_rows,
             num_tokens, len(self._partial[0]), geometry.list_tokens, geometry.sinks,
+            self._held_back(geometry, kv_heads, self._programs(device, 2)),
             RP=max(128, triton.next_power_of_2(num_rows)), TM=geometry.tokens_per_tile, MAX_TILES=config.max_tiles,
             FINE=config.fine, COARSE=config.coarse, NUM_FINE=config.num_fine, LIST_PIECE=geometry.list_piece,
-            RESTRICT=geometry.list_tokens >= 0, WINDOW=geometry.window, BLOCK=128, num_warps=4)
+            RESTRICT=geometry.list_tokens >= 0, WINDOW=geometry.window, SMALL=geometry.small, BLOCK=128, num_warps=4)
         return plan
 
     def _launch(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: AttentionRows,
@@ -173,17 +187,18 @@ class PagedAttention:
                 options.softcap or 0.0, options.value_scale, geometry.sinks, probe_row.shape[0], query.stride(0),
                 query.stride(1), key_cache.stride(1), key_cache.stride(2), value_cache.stride(1), value_cache.stride(2),
                 rows.block_table.stride(0), units.stride(0), logits.stride(0), logits.stride(1), logits.stride(2),
-                M=geometry.packed_rows, MS=max(16, triton.next_power_of_2(num_heads // kv_heads)),
+                M=geometry.packed_rows, MS=self._small(num_heads // kv_heads),
                 BN=self._key_tile(query), BS=key_cache.shape[1], SOFTCAP=options.softcap is not None,
                 PROBE_P=triton.next_power_of_2(max(1, queries)),
                 NP=max(64, triton.next_power_of_2(probe_row.shape[0])), DIRECT=direct, TILED=tiled,
-                PRECISION="ieee" if query.dtype == torch.float32 else "tf32", STAGES=config.stages,
-                LIST_STAGES=config.list_stages, num_warps=config.warps, maxnreg=config.registers, **shared)
+                SMALL=geometry.small, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+                STAGES=config.stages, LIST_STAGES=config.list_stages, num_warps=config.warps,
+                maxnreg=config.registers, **shared)
         combine_kernel[(len(query), kv_heads)](
             rows.query_start, rows.kv_len, rows.slot, rows.sparse.view(torch.uint8), rows.tail_start, num_units,
             plan.row_base, plan.token_row, plan.counters, out, partial_lse if lse is None else lse, partial,
             partial_lse, options.value_scale, geometry.sinks, GP=triton.next_power_of_2(num_heads // kv_heads),
-            UNROLL=8, num_warps=2, **shared)
+            UNROLL=12, num_warps=2, **shared)
 
     def _key_tile(self, query: Tensor) -> int:
         """16 KB of keys."""
