@@ -20,7 +20,7 @@ def make_engine(loaded: Loaded, options: EngineOptions, policy: Policy, *, obser
     predecessor: an engine with the same options and draft limit that is not used any more. Its KV memory is taken
     over, with the prompts in it: they were computed by full attention, whatever the policy.
     """
-    chosen: EngineOptions = {"capture_at_start": False, **options, "dtype": loaded.config.model.dtype,
+    chosen: EngineOptions = {**options, "dtype": loaded.config.model.dtype, "capture_at_start": False,
                              "batch_invariant": loaded.config.model.batch_invariant}
     config = EngineConfig.from_options(loaded.config.model.model, chosen)
     config = config.resolve(device=loaded.device.type, model_dtype=loaded.spec.dtype,
@@ -36,6 +36,7 @@ def make_engine(loaded: Loaded, options: EngineOptions, policy: Policy, *, obser
     engine = assemble(config, loaded.spec, loaded.model, loaded.tokenizer, device=loaded.device, kit=loaded.kit,
                       observers=observers, policy=policy, pool_type=pool_type)
     if predecessor is not None:
+        # Before anything is captured: a graph would keep the memory that it was captured with.
         mine, theirs = kv_cache(engine), kv_cache(predecessor)
         mine.key[:], mine.value[:] = theirs.key, theirs.value
     return engine

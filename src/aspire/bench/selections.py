@@ -43,6 +43,9 @@ VARIANTS: "MappingProxyType[str, Variant]" = MappingProxyType({
     "aspire-queries1": Variant("aspire", Overrides(queries=1)),
     "aspire-queries2": Variant("aspire", Overrides(queries=2)),
     "aspire-queries-all": Variant("aspire", Overrides(queries=0)),
+    "aspire-mix": Variant("aspire", Overrides(merge="mix", mix=0.5)),
+    "aspire-mix2": Variant("aspire", Overrides(merge="mix", mix=2.0)),
+    "aspire-cover90": Variant("aspire", Overrides(coverage=0.9)),
     "aspire-max": Variant("aspire", Overrides(reduce="max")),
 })
 DEFAULT_SELECTIONS = ("full", "streaming", "aspire-paper", "pillar", "pillar-page16", "refresh-1", "refresh-1-page16",

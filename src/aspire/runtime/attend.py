@@ -72,7 +72,7 @@ class StepAttention:
 
     def _scoring(self, layer: int) -> ScoringRows | None:
         verify, draft = self.setup.layers.verify_writes[layer], self.setup.layers.draft_writes[layer]
-        if verify and draft:
+        if draft and (verify or self.setup.selection.config.merge == "mix"):
             return self._both
         return self._verify if verify else self._draft if draft else None
 
@@ -89,6 +89,8 @@ class StepAttention:
         operators = self.setup.operators
         scores = operators.key_scores(probe, lse, self.located.rows, unit=config.unit, reduce=config.reduce,
                                       window=self.setup.options[layer].window)  # [N, U]
+        if config.merge == "mix" and plan.draft_writes[layer]:
+            store.mix(sum(map(bool, plan.draft_writes[:layer])), scoring.slot, scores, scoring.num_verify)
         last = store.tail_start[scoring.slot] // config.unit
         units, num_units = operators.select_topk(
             scores, torch.full_like(last, store.first_unit), last, store.quota[scoring.slot],

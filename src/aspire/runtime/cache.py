@@ -65,6 +65,9 @@ class Selection:
         self.quota_of = torch.tensor([config.num_units(n) for n in lengths], dtype=torch.int32, device=device)
         self.tail_of = torch.tensor([config.tail_start(n) for n in lengths], dtype=torch.int32, device=device)
         self.first_unit = -(-config.sinks // config.unit)
+        # Scores of the last verification in layers that renew lists, where fresh scores are mixed with them.
+        kept = sum(bool(renewed) for renewed in layers.draft_writes) if config.merge == "mix" else 0
+        self.verified = torch.zeros(kept, num_slots + 1, -(-max_model_len // config.unit), device=device)
 
     def view(self, index: int) -> RowSelection:
         return RowSelection(self.units[index], self.num_units[index], self.config.unit, self.config.sinks)
@@ -80,6 +83,15 @@ class Selection:
         for index in lists:
             self.units[index, slots] = units
             self.num_units[index, slots] = num_units
+
+    def mix(self, place: int, slots: Tensor, scores: Tensor, num_verify: int) -> None:
+        """Keep the first `num_verify` rows of scores [N, U]; add the kept ones to the others, weighed by `config.mix`.
+        place: number of the layer among those that renew lists. A candidate lies below its slot's tail, hence was
+        scored by the verification that set the tail."""
+        width = min(scores.shape[1], self.verified.shape[2])
+        kept = self.verified[place]
+        kept[slots[:num_verify], :width] = scores[:num_verify, :width]
+        scores[num_verify:, :width] += self.config.mix * kept[slots[num_verify:], :width]
 
     def clear(self, slot: int) -> None:
         """A new owner of the slot starts with empty lists and an empty tail."""

@@ -88,6 +88,7 @@ class Overrides:
     queries: int | None = None
     reduce: Literal["mean", "max"] | None = None
     merge: Literal["replace", "mix"] | None = None
+    mix: float | None = None
     min_draft: int | None = None
     judge: Judge | None = None
 
@@ -186,7 +187,7 @@ def _selection(selection: SelectionConfig, overrides: Overrides) -> SelectionCon
         budget=_given(budget, selection.budget), share=_given(overrides.share, selection.share),
         coverage=selection.coverage if overrides.coverage is None else overrides.coverage,
         queries=_given(overrides.queries, selection.queries), reduce=overrides.reduce or selection.reduce,
-        merge=overrides.merge or selection.merge)
+        merge=overrides.merge or selection.merge, mix=_given(overrides.mix, selection.mix))
 
 
 def _given(value: T | None, default: T) -> T:

@@ -18,8 +18,8 @@ class SelectionConfig:
     share: fraction of the context, at least `floor` tokens, when `budget` is 0.
     coverage: the smallest set of units that holds this share of the attention mass, capped by the budget above.
     reduce: over query heads. queries: how many queries of a verification score, spread from first to last; 0: all.
-    merge: "replace": a renewed list comes from the fresh score alone; "mix": fresh score plus `mix` times the
-        layer's own verified score.
+    merge: "replace": a renewed list comes from the fresh score alone; "mix": fresh score plus `mix` times the score
+        that the same layer's last verification gave.
     """
 
     unit: int = 1

@@ -1,0 +1,122 @@
+"""Rules that choose lists, end to end: merging with verified scores, and budgets by coverage of the mass."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aspire.bench.acceptance import Lab, Work
+from aspire.bench.selections import VARIANTS
+from aspire.build import Loaded, load
+from aspire.config import EngineConfig
+from aspire.engine import Engine
+from aspire.request import SamplingParams
+from aspire.runtime.cache import Selection
+from aspire.speculation.layers import per_layer_lists
+from aspire.speculation.policy import Overrides
+from aspire.speculation.selection import SelectionConfig
+from aspire.testing.models import tiny_model
+
+SMALL = Overrides(budget=40, window=8, sinks=0, refresh=(1, 3))
+CONTEXTS = tuple(tuple((7 * i * i + 13 * i + 31 * row) % 256 for i in range(length))
+                 for row, length in enumerate((120, 95, 107)))
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    path = tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=5)
+    loaded: Loaded = load(EngineConfig.from_options(str(path), {}))
+    lab = Lab(loaded, Work(CONTEXTS, 5, 30), {"block_size": 8})
+    lab.prefill()
+    return lab
+
+
+def engine_of(lab: Lab, **changes: Any) -> Engine:
+    return lab.engine(lab.policy(VARIANTS["aspire"], replace(SMALL, **changes)))
+
+
+def decode(engine: Engine, *, rounds: int) -> tuple[list[tuple[int, ...]], list[list[Tensor]]]:
+    """Tokens, and the units of all lists after each drafting step, by round."""
+    params = SamplingParams(temperature=0.7, seed=5, max_tokens=60, ignore_eos=True)
+    for index, context in enumerate(CONTEXTS):
+        engine.add(f"d{index}", context, params)
+    store: Selection = engine.loop.runner.setup.selection  # type: ignore[attr-defined]
+    seen: list[list[Tensor]] = [[]]
+    while len(seen) <= rounds:
+        engine.advance()
+        last = engine.totals._last
+        assert last is not None
+        kinds = {row.kind for row in last.rows}
+        if kinds == {"draft"}:
+            seen[-1].append(torch.where(torch.arange(store.capacity) < store.num_units[..., None], store.units, -1))
+        elif kinds == {"verify"}:
+            seen.append([])
+    tokens = [tuple(engine.output(f"d{index}").outputs[0].token_ids) for index in range(3)]
+    for index in range(3):
+        engine.abort(f"d{index}")
+    return tokens, seen[:rounds]
+
+
+def test_no_weight_is_replacement_and_all_weight_keeps_the_verified_list(lab: Lab) -> None:
+    """The renewed lists (0: below the first refresh layer). Planted faults: kept scores of another layer; the
+    verification's rows added to themselves; fresh scores kept."""
+    _, replaced = decode(engine_of(lab), rounds=3)
+    _, none = decode(engine_of(lab, merge="mix", mix=0.0), rounds=3)
+    _, half = decode(engine_of(lab, merge="mix", mix=0.5), rounds=3)
+    _, every = decode(engine_of(lab, merge="mix", mix=1e12), rounds=3)
+
+    def flat(rounds: list[list[Tensor]]) -> list[Tensor]:
+        return [units[1:, :3] for one in rounds for units in one]
+
+    assert all(torch.equal(one, other) for one, other in zip(flat(replaced), flat(none), strict=True))
+    assert any(not torch.equal(one[1:, :3], one_round[0][1:, :3]) for one_round in replaced for one in one_round)
+    for one_round in every:
+        assert all(torch.equal(one[1:, :3], one_round[0][1:, :3]) for one in one_round)
+    assert not torch.equal(every[0][0][1:, :3], every[1][0][1:, :3])
+    assert not torch.equal(every[0][0][1, :3], every[0][0][2, :3])
+    assert any(not torch.equal(one, other) for one, other in zip(flat(half), flat(replaced), strict=False))
+    assert any(not torch.equal(one, other) for one, other in zip(flat(half), flat(every), strict=False))
+
+
+def test_kept_scores_belong_to_slot_and_layer() -> None:
+    """By hand: two renewing layers, three slots. Planted fault: the scratch slot's scores read for a drafting row."""
+    store = Selection(per_layer_lists(5, (1, 3)), SelectionConfig(merge="mix", mix=2.0), num_slots=3, max_model_len=6,
+                      device=torch.device("cpu"))
+    verified = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    store.mix(1, torch.tensor([2, 0]), verified.clone(), 2)
+    scores = torch.tensor([[9.0] * 3, [0.5] * 3, [0.25] * 3])
+    store.mix(1, torch.tensor([1, 0, 2]), scores, 1)
+    assert scores.tolist() == [[9.0] * 3, [8.5, 10.5, 12.5], [2.25, 4.25, 6.25]]
+    assert store.verified[0].abs().sum() == 0
+    assert store.verified[1, 1].tolist() == [9.0] * 3 + [0.0] * 3
+
+
+@pytest.mark.parametrize("changes", [{"merge": "mix"}, {"merge": "mix", "unit": 8}, {"coverage": 0.5}],
+                         ids=["mix", "mix-unit8", "coverage"])
+def test_tokens_stay_those_of_plain_decoding(lab: Lab, changes: dict[str, Any]) -> None:
+    """Planted fault: draft rows of a mixed step scored as verifying ones."""
+    plain, _ = decode(lab.engine(lab.policy(VARIANTS["full"])), rounds=4)
+    tokens, _ = decode(engine_of(lab, **changes), rounds=8)
+    for one, other in zip(plain, tokens, strict=True):
+        shared = min(len(one), len(other))
+        assert shared > 8
+        assert one[:shared] == other[:shared]
+
+
+def test_coverage_takes_fewer_units_where_the_mass_is_dense(lab: Lab) -> None:
+    """Lists differ in length by layer and request, none exceeds the quota, and more coverage takes more. Planted
+    fault: one count for all lists of a step."""
+    def lengths(coverage: float | None) -> Tensor:
+        engine = engine_of(lab, coverage=coverage)
+        decode(engine, rounds=2)
+        store: Selection = engine.loop.runner.setup.selection  # type: ignore[attr-defined]
+        return store.num_units[:, :3].clone()
+
+    some, more, every = lengths(0.2), lengths(0.6), lengths(None)
+    assert (every == 32).all()
+    assert (some <= more).all()
+    assert (more <= every).all()
+    assert (some < every).all()
+    assert len(set(some.flatten().tolist())) > 2
