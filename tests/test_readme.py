@@ -177,7 +177,7 @@ def test_links_lead_somewhere() -> None:
 def test_demo_finds_all_tokens_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Planted fault: the second run with another seed, which must end with status 1 and say where."""
     record = tmp_path / "demo.jsonl"
-    assert run(["demo", "--max-tokens", "12", "--stats-file", str(record)]) == 0
+    assert run(["demo", "--max-tokens", "12", "--num-prompts", "5", "--stats-file", str(record)]) == 0
     out = capsys.readouterr().out
     assert "tokens equal autoregressive decoding." in out
     assert "total" in out

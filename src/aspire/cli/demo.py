@@ -54,11 +54,12 @@ def demo(
     model: Annotated[str, typer.Option(metavar="MODEL", help="An instruct model")] = "smollm2-135m",
     policy: Annotated[str, typer.Option(metavar="NAME", help="What to compare with plain decoding")] = "aspire",
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per request")] = 64,
+    num_prompts: Annotated[int, typer.Option(min=1, max=6, metavar="N", help="Requests; the last two are long")] = 6,
     stats_file: Annotated[str | None, typer.Option(metavar="FILE", help="Record the steps, for `aspire trace`")] = None,
 ) -> None:
     """Decode a batch with ASPIRE and plainly; show texts, drafts and whether all tokens are equal."""
     console = Console()
-    prompts = demo_prompts(max_tokens)
+    prompts = demo_prompts(max_tokens)[:num_prompts]
     console.print(f"Decoding {len(prompts)} prompts with {model}, float32, policy {policy} ...")
     speculative = decode(model, policy, prompts, stats_file)
     console.print("The same prompts again, policy autoregressive ...")
