@@ -26,9 +26,11 @@ def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_folder_gives_the_file_of_the_key_or_none(tmp_path: Path) -> None:
-    """Planted fault: the dtype left out of the name."""
-    assert KEY.file_name == "Some-Model-3.1-8B--NVIDIA-H200--bfloat16--tp1.json"
+    """Planted faults: the dtype left out of the name; a model of another shape under the same name."""
+    assert KEY.file_name == "Some-Model-3.1-8B--9d209c--NVIDIA-H200--bfloat16--tp1.json"
+    assert replace(KEY, model="other/Some-Model-3.1-8B").file_name != KEY.file_name
     CALIBRATION.save(tmp_path / KEY.file_name)
+    assert find_calibration(str(tmp_path), replace(KEY, shape=(30, 3, 64))) is None
     assert find_calibration(str(tmp_path), KEY) == CALIBRATION
     assert find_calibration(str(tmp_path), replace(KEY, dtype="float32")) is None
     assert find_calibration(None, KEY) is None

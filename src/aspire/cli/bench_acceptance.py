@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,6 +54,7 @@ def acceptance(
     for name in ("policy", "max_num_seqs", "max_model_len", "enable_prefix_caching", "calibration"):
         if name in engine:
             raise ValueError(f"{name} is set by this benchmark and must not be given, got {engine[name]!r}")
+    folder = _folder(out)
     variants = find_selections([name.strip() for name in selections.split(",")] if selections else DEFAULT_SELECTIONS)
     problems = [problem for file in data for problem in read_problems(file)] if data else gsm8k_sample()
     options: Any = read_json_fields(engine)
@@ -63,12 +65,12 @@ def acceptance(
     tokens = tokens_for(min_trials, batch, drafts)
     lab = Lab(loaded, Work(tuple(tuple(one) for one in contexts), drafts, tokens, seed), options)
     cells = run_cells(lab, variants, budgets=budget or [512, 256], temperatures=temperature or [0.0, 0.8],
-                      changes=changes, out=_folder(out))
+                      changes=changes, out=folder)
     console = Console()
     console = Console(width=max(WIDTH, console.width))
     console.print(detail_table(cells))
     console.print(summary_table(cells, drafts))
-    for path in _draw(cells, drafts, _folder(out)):
+    for path in _draw(cells, drafts, folder):
         print(path)
     print(json.dumps({"bench": "acceptance", "model": model, "device": loaded.device.type,
                       "dtype": loaded.config.model.dtype, "batch_invariant": loaded.config.model.batch_invariant,
@@ -114,8 +116,11 @@ def run_cells(lab: "Lab", variants: "dict[str, Variant]", *, budgets: Sequence[i
 
 
 def _folder(out: str | None) -> Path | None:
+    """The folder, made; refused, if it cannot be or if pictures cannot be drawn, before minutes are spent."""
     if out is None:
         return None
+    if find_spec("matplotlib") is None:
+        raise ValueError("out needs matplotlib for its pictures: pip install 'aspire-llm[plots]'")
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -128,13 +133,9 @@ def _draw(cells: "list[Cell]", drafts: int, folder: Path | None) -> list[Path]:
     temperature."""
     if folder is None:
         return []
-    try:
-        from aspire.plots.acceptance import draw_counts
-        from aspire.plots.style import save
-        from aspire.plots.tradeoff import Point, draw_tradeoff
-    except ImportError as error:
-        raise ValueError(f"pictures need matplotlib: pip install 'aspire-llm[plots]' ({error})") from None
-
+    from aspire.plots.acceptance import draw_counts
+    from aspire.plots.style import save
+    from aspire.plots.tradeoff import Point, draw_tradeoff
     from aspire.positions import PositionCounts
 
     paths: list[Path] = []

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ class CalibrationKey:
 
     @property
     def file_name(self) -> str:
-        """One file per key; of a model's path only the last part counts."""
-        parts = (Path(self.model).name, self.device, self.dtype, f"tp{self.tensor_parallel_size}")
+        """One file per key; a digest tells models of one name in different folders apart."""
+        digest = blake2b(self.model.encode(), digest_size=3).hexdigest()
+        parts = (Path(self.model).name, digest, self.device, self.dtype, f"tp{self.tensor_parallel_size}")
         return "--".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-") for part in parts) + ".json"
 
 
@@ -87,7 +89,8 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def find_calibration(place: str | None, key: CalibrationKey) -> Calibration | None:
-    """The calibration at `place`: a file, which must fit the key, or a folder, where there may be none for it.
+    """The calibration at `place`: a file, which must fit the key up to the model's name, or a folder, where there may
+    be none for it.
 
     Raises ValueError for a missing or unreadable file, and for one of another machine or model.
     """
@@ -96,8 +99,8 @@ def find_calibration(place: str | None, key: CalibrationKey) -> Calibration | No
     path = Path(place)
     if path.is_dir():
         path = path / key.file_name
-        if not path.is_file():
-            return None
+        found = load_calibration(path) if path.is_file() else None
+        return found if found is not None and found.key == key else None
     found = load_calibration(path)
     for name in ("device", "dtype", "shape", "tensor_parallel_size"):
         if getattr(found.key, name) != getattr(key, name):
