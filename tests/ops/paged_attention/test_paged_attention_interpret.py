@@ -79,8 +79,8 @@ def test_order_of_the_work_list(held_back: float) -> None:
 
 @pytest.mark.parametrize("partial_bytes", [1 << 20, 1], ids=["split", "not split"])
 def test_small_tiles_for_rows_of_one_query(partial_bytes: int) -> None:
-    """Drafting rows that read everything beside a verification. Planted fault: their probe looked up at the large
-    tile's tokens."""
+    """Drafting rows that read everything beside a verification. Planted fault: their probes looked up with the large
+    tile's offset."""
     case = make_case(CASES["1 verify in 8"], seed=4)
     probed = replace(case, probe=None if case.probe is None else probe_of_drafts(case))
     run(probed, False, packed_rows=32, small_tiles=True, partial_bytes=partial_bytes)

@@ -20,16 +20,16 @@ ITEM_OVERHEAD = 256  # keys that a program reads in the time that starting an it
 class KernelConfig:
     """Tile shapes and schedule.
 
-    Bits of a full row depend on packed_rows, key_tile, fine, coarse, num_fine and warps, on nothing else: fix
-    packed_rows to make them independent of the longest row in the batch. Those of a sparse row also depend on the
-    number of rows (through the length of its pieces), which no accepted token shows.
+    Bits of a full row depend on packed_rows, key_tile, fine, coarse, num_fine and warps, on nothing else, if
+    packed_rows is fixed; if not, also on the longest row in the batch and on how many rows there are. Those of a
+    sparse row depend on the number of rows (through the length of its pieces), which no accepted token shows.
     """
 
     packed_rows: int | None = None  # query rows (tokens x group) of a tile: 16, 32, 64; None: 64 where a row needs it
     key_tile: int | None = None  # keys per inner step; None: by head dim
     fine: int = 512  # keys of each of the first num_fine pieces of a row
     num_fine: int = 8
-    coarse: int = 1024  # keys of the pieces after
+    coarse: int = 2048  # keys of the pieces after; half of it beside sparse rows in small batches, see _coarse
     list_piece: int | None = None  # keys of a sparse row's pieces; None: such that they go round the grid once
     held_back: float = 1.0  # sparse items left for the end, in those that all programs do while one does a long item
     max_tiles: int = 4  # rows of more query tiles than this are not split over keys
@@ -53,6 +53,7 @@ class _Geometry:
     list_tokens: int  # most listed tokens of a sparse row; -1: no row is restricted
     sinks: int
     list_piece: int
+    coarse: int
     small: bool  # rows of one query have tiles of their own size
 
 
@@ -109,7 +110,13 @@ class PagedAttention:
             list_piece = self.config.list_piece or max(128, triton.cdiv(piece, 64) * 64)
         small = self.config.packed_rows is None if self.config.small_tiles is None else self.config.small_tiles
         small = small and selection is None and packed > self._small(groups)
-        return _Geometry(packed, packed // groups, options.window or 0, list_tokens, sinks, list_piece, small)
+        coarse = self._coarse(len(rows.kv_len) * kv_heads, selection, self._programs(query.device, 1))
+        return _Geometry(packed, packed // groups, options.window or 0, list_tokens, sinks, list_piece, coarse, small)
+
+    def _coarse(self, num_tiles: int, selection: RowSelection | None, sms: int) -> int:
+        """Short pieces where few rows are likely to be full, so that their items spread over all programs."""
+        few = self.config.packed_rows is None and selection is not None and num_tiles <= sms
+        return max(self.config.fine, self.config.coarse // 2) if few else self.config.coarse
 
     def _small(self, groups: int) -> int:
         """Packed rows of a tile with one query."""
@@ -118,7 +125,7 @@ class PagedAttention:
     def _held_back(self, geometry: _Geometry, kv_heads: int, programs: int) -> int:
         """Sparse items (each for all key heads) to leave for the end of the work list."""
         short = min(geometry.list_piece, geometry.list_tokens + TAIL_GUESS) + ITEM_OVERHEAD
-        return int(self.config.held_back * programs * self.config.coarse / (kv_heads * short))
+        return int(self.config.held_back * programs * geometry.coarse / (kv_heads * short))
 
     def _plan(self, rows: AttentionRows, geometry: _Geometry, query: Tensor, kv_heads: int) -> _Plan:
         if rows is not self._rows:
@@ -128,15 +135,15 @@ class PagedAttention:
             self._plans[geometry] = self._make_plan(rows, geometry, query, kv_heads)
         return self._plans[geometry]
 
-    def _pieces(self, num_keys: int) -> int:
+    def _pieces(self, num_keys: int, coarse: int) -> int:
         config = self.config
         rest = max(0, num_keys - config.num_fine * config.fine)
-        return -(-min(num_keys, config.num_fine * config.fine) // config.fine) - (-rest // config.coarse)
+        return -(-min(num_keys, config.num_fine * config.fine) // config.fine) - (-rest // coarse)
 
     def _make_plan(self, rows: AttentionRows, geometry: _Geometry, query: Tensor, kv_heads: int) -> _Plan:
         config, device = self.config, query.device
         num_tokens, num_heads, dim = query.shape
-        num_rows, pieces = len(rows.kv_len), self._pieces(rows.max_kv_len)
+        num_rows, pieces = len(rows.kv_len), self._pieces(rows.max_kv_len, geometry.coarse)
         list_pieces = 0 if geometry.list_tokens < 0 else num_rows * -(-rows.max_kv_len // geometry.list_piece)
         split_tokens = min(num_tokens, num_rows * geometry.tokens_per_tile * config.max_tiles)
         wanted = split_tokens * pieces + list_pieces  # a restricted row has one token
@@ -155,7 +162,7 @@ class PagedAttention:
             num_tokens, len(self._partial[0]), geometry.list_tokens, geometry.sinks,
             self._held_back(geometry, kv_heads, self._programs(device, 2)),
             RP=max(128, triton.next_power_of_2(num_rows)), TM=geometry.tokens_per_tile, MAX_TILES=config.max_tiles,
-            FINE=config.fine, COARSE=config.coarse, NUM_FINE=config.num_fine, LIST_PIECE=geometry.list_piece,
+            FINE=config.fine, COARSE=geometry.coarse, NUM_FINE=config.num_fine, LIST_PIECE=geometry.list_piece,
             RESTRICT=geometry.list_tokens >= 0, WINDOW=geometry.window, SMALL=geometry.small, BLOCK=128, num_warps=4)
         return plan
 
@@ -175,7 +182,7 @@ class PagedAttention:
                   and logits.dtype == torch.bfloat16 and logits.stride(2) % 2 == 0)
         shared = {"KH": kv_heads, "G": num_heads // kv_heads, "D": dim, "DP": triton.next_power_of_2(dim),
                   "TM": geometry.tokens_per_tile, "UNIT": 1 if selection is None else selection.unit,
-                  "FINE": config.fine, "COARSE": config.coarse, "NUM_FINE": config.num_fine,
+                  "FINE": config.fine, "COARSE": geometry.coarse, "NUM_FINE": config.num_fine,
                   "LIST_PIECE": geometry.list_piece, "RESTRICT": selection is not None, "WINDOW": geometry.window,
                   "PROBE": queries}
         fitting = 3 if geometry.packed_rows == 16 and selection is None and query.element_size() == 2 else 2
