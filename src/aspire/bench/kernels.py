@@ -127,11 +127,15 @@ def time_select(rows: int, units: int, bandwidth: float) -> Timing:
     """select_topk of 444 units, as many as a budget of 512 tokens leaves, of log-normal scores."""
     import torch
 
+    from aspire.ops.select_topk.reference import select_topk as reference
     from aspire.ops.select_topk.triton import select_topk
 
     scores = torch.randn(rows, units, device="cuda").mul(2).exp()
     first = torch.full((rows,), 4, dtype=torch.int32, device="cuda")
     last, k = torch.full_like(first, units - 64), torch.full_like(first, 444)
+    expected = reference(scores, first, last, k, capacity=444, coverage=None)
+    found = select_topk(scores, first, last, k, capacity=444, coverage=None)
+    assert torch.equal(found[0], expected[0]), f"select_topk differs from the reference at {rows} x {units}"
     ms = replay_ms(lambda _: select_topk(scores, first, last, k, capacity=444, coverage=None), 8)
     return _timing("select_topk", Mix(f"444 of {units}, {rows} rows", LLAMA, rows, 1, units), ms, scores.nbytes,
                    bandwidth)

@@ -1,0 +1,57 @@
+"""The compiled select_topk against the reference at the sizes of real contexts."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from aspire.ops.select_topk.reference import select_topk
+
+pytestmark = pytest.mark.gpu
+
+
+def scores_of(kind: str, rows: int, units: int) -> Tensor:
+    """Rows that differ, poisoned outside [4, 0.9 of the units)."""
+    gen = torch.Generator("cuda").manual_seed(units)
+    x = torch.randn(rows, units, device="cuda", generator=gen)
+    scores = {"heavy tail": x.mul(3).exp(), "narrow": x.mul(1e-4).exp(), "ties": x.abs().mul(8).floor() / 8,
+              "rising": x.abs().cumsum(1), "equal": x.mul(0) + 0.5}[kind]
+    scores[:, :4] = torch.inf
+    scores[:, units * 9 // 10:] = torch.nan
+    return scores
+
+
+@pytest.mark.parametrize("kind", ["heavy tail", "narrow", "ties", "rising", "equal"])
+@pytest.mark.parametrize("units", [8035, 33056, 131100])
+@pytest.mark.parametrize("rows", [16, 128])
+def test_equals_the_reference(rows: int, units: int, kind: str) -> None:
+    """Every fourth row is padding. Planted fault: units at the peaks' floor left out."""
+    from aspire.ops.select_topk.triton import select_topk as kernel
+
+    scores = scores_of(kind, rows, units)
+    n = torch.arange(rows, device="cuda", dtype=torch.int32)
+    first, last = torch.full_like(n, 4), units * 9 // 10 - 61 * n
+    k = torch.where(n % 4 == 3, 0, 444 - n)
+    last = torch.where(n % 8 == 7, 0, last)
+    expected = select_topk(scores, first, last, k, capacity=444, coverage=None)
+    for _ in range(2):
+        found = kernel(scores, first, last, k, capacity=444, coverage=None)
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+
+
+def test_in_a_graph() -> None:
+    """A replay follows scores and ranges. Planted fault: a workspace zeroed outside the graph."""
+    from aspire.ops.select_topk.triton import select_topk as kernel
+
+    scores, first = scores_of("heavy tail", 16, 33056), torch.full((16,), 4, device="cuda", dtype=torch.int32)
+    last, k = torch.full_like(first, 29000), torch.full_like(first, 444)
+    kernel(scores, first, last, k, capacity=444, coverage=None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = kernel(scores, first, last, k, capacity=444, coverage=None)
+    for seed in range(3):
+        scores.copy_(scores.roll(1 + 777 * seed, dims=1).nan_to_num(0.1, 2.0))
+        last.fill_(33000 - 9000 * seed)
+        graph.replay()
+        expected = select_topk(scores, first, last, k, capacity=444, coverage=None)
+        assert torch.equal(found[0], expected[0])
