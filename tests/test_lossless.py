@@ -126,3 +126,11 @@ def test_mixed_params_in_one_batch(bed: TestBed, expected: dict[str, list[tuple[
     got = tokens_of(bed, params, {"policy": "aspire", "overrides": SMALL["aspire"], "max_num_seqs": 6})
     for i, (name, _) in enumerate(kinds):
         assert got[i] == expected[name][i][: 20 + 4 * i]
+
+
+def test_logits_that_are_not_numbers_fail_the_step(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Planted fault: without the check, token 0 was emitted as if the model had chosen it."""
+    broken = tiny_bed(tmp_path_factory.mktemp("broken"))
+    broken.model.norm.fill_(float("nan"))  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="NaN for 0"):
+        run(broken.engine({"policy": "aspire"}), make_prompts(1), GREEDY)

@@ -17,7 +17,8 @@ from aspire.runtime.sampling import Mode, SlotSampling
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """picks: int64 [R, K + 1], of which num_accepted + 1 are emitted by rows that emit. margin: of the first pick."""
+    """picks: int64 [R, K + 1], of which num_accepted + 1 are emitted by rows that emit. margin: of the first pick; NaN
+    when some of the row's logits are not numbers."""
 
     picks: Tensor
     num_accepted: Tensor  # int64 [R]
@@ -45,10 +46,14 @@ class SharedNoiseJudge:
 
     def decide(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Outcome:
         chosen = self.operators.sample(logits, self.sampling.rows(inputs.slot[inputs.pick_row], position, mode))
-        picks = chosen.token[inputs.pick_index]  # [R, K + 1]
+        # A row of NaN has no best token. Its pick is kept inside the vocabulary, and a NaN margin tells the host.
+        lost = torch.isnan(logits).any(1)
+        token = torch.where(lost, 0, chosen.token)
+        picks = token[inputs.pick_index]  # [R, K + 1]
         drafts = self.state.tokens[inputs.slot, 1:]  # [R, K]
         accepted = self.operators.judge(picks, drafts, _num_verified(inputs)).long()
-        return Outcome(picks, accepted, chosen.margin[inputs.pick_index[:, 0]])
+        margin = torch.where(lost[inputs.pick_index].any(1), torch.nan, chosen.margin[inputs.pick_index[:, 0]])
+        return Outcome(picks, accepted, margin)
 
 
 class RejectionJudge:

@@ -1,5 +1,6 @@
 """PendingStep: a launched step whose results are on their way to the host, and how they become verdicts."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -73,7 +74,7 @@ class PendingStep:
     on_verdicts: Callable[[StepPlan, list[Verdict], list[list[int]]], None] | None = None
 
     def verdicts(self) -> list[Verdict]:
-        """One verdict per row of the plan, in order."""
+        """One verdict per row of the plan, in order. RuntimeError when the model's logits are not numbers."""
         if self.outcome is None:
             return []
         picks, accepted, margins = self.outcome.wait()
@@ -81,6 +82,10 @@ class PendingStep:
             [max(0, count) for count in self.logprobs.num_top])
         verdicts = []
         base = 0
+        lost = [row.request_id for row, margin in zip(self.plan.rows, margins, strict=False)
+                if row.samples and math.isnan(margin)]
+        if lost:
+            raise RuntimeError(f"step {self.plan.step}: the model's logits are NaN for {', '.join(lost)}")
         for i, row in enumerate(self.plan.rows):
             if not row.samples or not row.emits:
                 verdicts.append(Verdict(row.request_id, draft_margin=margins[i] if row.samples else None,
