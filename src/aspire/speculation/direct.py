@@ -18,6 +18,7 @@ from itertools import accumulate
 from aspire.speculation.cadence import Decision, Drafting, Outlook, check_length
 from aspire.speculation.cost import CostModel
 
+DRAFT, VERIFY = Decision.DRAFT, Decision.VERIFY  # bound once: an enum's look-up is slow
 RATE_TOLERANCE = 0.02  # relative change of R that makes a target stale
 PROBE_EVERY = 48  # steps after which a request that stopped speculating makes one draft to see
 MAX_PASSES = 6
@@ -96,10 +97,10 @@ class Direct:
                 drafts = target.survival[d] * confidence(request.request_id) > target.threshold
             if drafts:
                 tokens += 1
-                decisions.append(Decision.DRAFT)
+                decisions.append(DRAFT)
             else:
                 tokens += d + 1
-                decisions.append(Decision.VERIFY)
+                decisions.append(VERIFY)
         if tokens > outlook.cost.knee >= self._rows + outlook.prefill_tokens:
             self._spread(requests, decisions, targets, tokens - outlook.cost.knee)
         return decisions
@@ -194,12 +195,12 @@ class Direct:
         """Puts verifications off where a step would pass the knee by `excess` tokens though the mean step does not.
         Those whose next draft is most likely to be accepted go first: they lose least by drafting it."""
         movable = [i for i, (r, d) in enumerate(zip(requests, decisions, strict=True))
-                   if d is Decision.VERIFY and r.room > 0 and r.num_drafted > 0]
+                   if d is VERIFY and r.room > 0 and r.num_drafted > 0]
         movable.sort(key=lambda i: -targets[i].survival[min(requests[i].num_drafted, self._draft_limit - 1)])
         for i in movable:
             if excess <= 0:
                 break
-            decisions[i] = Decision.DRAFT
+            decisions[i] = DRAFT
             excess -= requests[i].num_drafted
 
 
