@@ -120,7 +120,7 @@ class PagedAttention:
 
     def _small(self, groups: int) -> int:
         """Packed rows of a tile with one query."""
-        return max(16, triton.next_power_of_2(groups))
+        return max(16, int(triton.next_power_of_2(groups)))
 
     def _held_back(self, geometry: _Geometry, kv_heads: int, programs: int) -> int:
         """Sparse items (each for all key heads) to leave for the end of the work list."""
