@@ -1,4 +1,4 @@
-"""The work list never outgrows its buffer: records past its end once landed in the step's inputs (docs/log/engine.md)."""
+"""The work list never outgrows its buffer: records past its end once landed in a step's inputs (docs/log/engine.md)."""
 
 import random
 
