@@ -65,3 +65,11 @@ def test_a_request_that_leaves_its_grammar_ends(bed: TestBed) -> None:
     assert constrained.outputs[0].finish_reason == "abort"
     assert len(constrained.outputs[0].token_ids) < 3
     assert len(free.outputs[0].token_ids) > 3
+
+
+@pytest.mark.parametrize("changes", [{"min_tokens": 20}, {"ignore_eos": True}], ids=["min_tokens", "ignore_eos"])
+def test_an_output_ends_with_its_grammar(bed: TestBed, changes: dict[str, int]) -> None:
+    """Planted fault: EOS before min_tokens did not stop, and what followed was bound by nothing."""
+    params = replace(PARAMS, structured_outputs=StructuredOutputs(regex="ab"), **changes)
+    output = outputs_of(bed, {"policy": "aspire"}, params)[0].outputs[0]
+    assert (output.text, output.finish_reason) == ("ab", "stop")

@@ -10,17 +10,18 @@ if TYPE_CHECKING:
     from aspire.async_engine import AsyncLLM
     from aspire.config import EngineConfig
     from aspire.llm import LLM
-    from aspire.request import SamplingParams
+    from aspire.request import SamplingParams, StructuredOutputs
     from aspire.speculation.policy import PRESET_NAMES
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "EngineConfig", "SamplingParams", "PRESET_NAMES"]
+__all__ = ["LLM", "AsyncLLM", "EngineConfig", "SamplingParams", "StructuredOutputs", "PRESET_NAMES"]
 
 _HOMES = {
     "LLM": "aspire.llm",
     "AsyncLLM": "aspire.async_engine",
     "EngineConfig": "aspire.config",
     "SamplingParams": "aspire.request",
+    "StructuredOutputs": "aspire.request",
     "PRESET_NAMES": "aspire.speculation.policy",
 }
 

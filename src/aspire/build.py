@@ -69,6 +69,9 @@ def load(config: EngineConfig, *, progress: Progress = no_progress) -> Loaded:
                            load_format=config.model.load_format, hf_overrides=config.model.hf_overrides)
     device = choose_device(config.model.device)
     spec = describe_model(source)
+    for token in spec.eos_token_ids:
+        if not isinstance(token, int) or not 0 <= token < spec.vocab_size:
+            raise ValueError(f"eos_token_id of {source.name} must be in [0, {spec.vocab_size}), got {token!r}")
     config = config.resolve(device=device.type, model_dtype=spec.dtype, model_limit=spec.max_model_len)
     tokenizer = _tokenizer(config, source)
     with progress("Loading weights", 1000) as advance:

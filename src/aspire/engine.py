@@ -211,7 +211,7 @@ class Engine:
         for token in prompt:
             if not isinstance(token, int) or not 0 <= token < vocab:
                 raise ValueError(f"prompt token ids must be integers in [0, {vocab}), got {token!r}")
-        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or {})):
+        for name, ids in (("stop_token_ids", params.stop_ids), ("logit_bias", params.logit_bias or {})):
             for token in ids:
                 if token >= vocab:
                     raise ValueError(f"{name} must hold token ids in [0, {vocab}), got {token}")

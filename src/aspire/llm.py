@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jinja2 import TemplateError
 from typing_extensions import Unpack
 
 from aspire.config import EngineConfig, EngineOptions
@@ -78,10 +79,14 @@ class LLM:
 
     def chat(self, messages: Sequence[Message] | Sequence[Sequence[Message]],
              sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+             tools: Sequence[Mapping[str, Any]] | None = None,
              chat_template_kwargs: Mapping[str, Any] | None = None, use_tqdm: bool = True) -> list[RequestOutput]:
-        """One conversation or a list of them, through the model's chat template."""
-        if not messages:
-            raise ValueError("messages must hold at least one message, got an empty list")
+        """One conversation or a list of them, through the model's chat template, which also gets `tools` and the
+        further variables of chat_template_kwargs. Raises ValueError for what the template refuses."""
+        if not messages or isinstance(messages, str):
+            raise ValueError(f"messages must be a list of at least one message, got {messages!r}")
+        if tools is not None:
+            chat_template_kwargs = {**(chat_template_kwargs or {}), "tools": list(tools)}
         several = not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if several else [messages]
         prompts = [self.render_chat(one, chat_template_kwargs=chat_template_kwargs) for one in conversations]
@@ -93,8 +98,11 @@ class LLM:
         tokenizer = self.get_tokenizer()
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(f"{self.engine.facts.name} has no chat template: use generate with a plain prompt")
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True,
-                                             **(chat_template_kwargs or {}))
+        options = {"add_generation_prompt": True, **(chat_template_kwargs or {}), "tokenize": False}
+        try:
+            text = tokenizer.apply_chat_template(list(messages), **options)
+        except (TemplateError, TypeError, KeyError) as error:
+            raise ValueError(f"messages do not fit the chat template: {error}") from error
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _prepare(self, prompts: Prompt | Sequence[Prompt],

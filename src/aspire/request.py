@@ -4,14 +4,15 @@ Standard library only: the scheduler imports this.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from aspire.schedule.plan import TokenLogprobs
+
+LARGEST = 1e6  # of factors that meet float32 logits
 
 
 class FinishReason(Enum):
@@ -52,8 +53,9 @@ class StructuredOutputs:
             raise ValueError("structured_outputs must set exactly one of json, json_object, regex, choice, grammar, "
                              f"got {sum(chosen)}")
         if self.choice is not None:
-            _check(len(self.choice) > 0 and all(isinstance(c, str) and c for c in self.choice),
-                   "structured_outputs.choice", self.choice, "a non-empty list of non-empty strings")
+            listed = not isinstance(self.choice, str) and len(self.choice) > 0
+            _check(listed and all(isinstance(c, str) and c for c in self.choice), "structured_outputs.choice", self.choice,
+                   "a non-empty list of non-empty strings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,8 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int | None = 16  # None: up to the model's limit
     min_tokens: int = 0
-    stop: "str | Sequence[str]" = ()
-    stop_token_ids: "Sequence[int]" = ()
+    stop: "str | Sequence[str] | None" = ()
+    stop_token_ids: "Sequence[int] | None" = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -83,25 +85,35 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: "Mapping[int, float] | None" = None
-    bad_words: "Sequence[str]" = ()
+    bad_words: "Sequence[str] | None" = ()
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         _check(_is_int(self.n) and self.n >= 1, "n", self.n, "an integer >= 1")
-        _check(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature,
-               "a finite number >= 0")
-        _check(_is_int(self.top_k) and self.top_k >= -1, "top_k", self.top_k, "an integer >= 1, or 0 or -1 for off")
+        _check(_is_number(self.temperature) and 0 <= self.temperature <= LARGEST, "temperature", self.temperature,
+               f"a number in [0, {LARGEST:g}]")
+        _check(_is_int(self.top_k) and -1 <= self.top_k < 1 << 31, "top_k", self.top_k,
+               "an integer in [1, 2^31), or 0 or -1 for off")
         _check(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _check(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         _check(self.seed is None or _is_int(self.seed), "seed", self.seed, "an integer or None")
         _check(self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1), "max_tokens",
                self.max_tokens, "an integer >= 1, or None")
-        _check(_is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", self.min_tokens, "an integer >= 0")
+        _check(_is_int(self.min_tokens) and 0 <= self.min_tokens < 1 << 31, "min_tokens", self.min_tokens,
+               "an integer in [0, 2^31)")
         _check(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens,
                f"at most max_tokens ({self.max_tokens})")
+        for name in ("stop_token_ids", "bad_words"):
+            value = getattr(self, name)
+            _check(value is None or (isinstance(value, Sequence) and not isinstance(value, str)), name, value, "a list")
+        _check(self.stop is None or isinstance(self.stop, (str, Sequence)), "stop", self.stop, "a string or a list")
+        _check(self.logit_bias is None or isinstance(self.logit_bias, Mapping), "logit_bias", self.logit_bias,
+               "a mapping from token ids to numbers")
+        _check(self.structured_outputs is None or isinstance(self.structured_outputs, StructuredOutputs),
+               "structured_outputs", self.structured_outputs, "a StructuredOutputs, or None")
         for text in self.stop_strings:
             _check(isinstance(text, str) and text != "", "stop", text, "a non-empty string")
-        for token in self.stop_token_ids:
+        for token in self.stop_ids:
             _check(_is_int(token) and token >= 0, "stop_token_ids", token, "integers >= 0")
         if self.stop_strings and not self.detokenize:
             raise ValueError("stop strings need detokenize=True, got detokenize=False")
@@ -112,17 +124,25 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(_is_number(value) and -2 <= value <= 2, name, value, "in [-2, 2]")
-        _check(_is_number(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty",
-               self.repetition_penalty, "> 0")
+        _check(_is_number(self.repetition_penalty) and 1 / LARGEST <= self.repetition_penalty <= LARGEST,
+               "repetition_penalty", self.repetition_penalty, f"a number in [{1 / LARGEST:g}, {LARGEST:g}]")
         for token, bias in (self.logit_bias or {}).items():
             _check(_is_int(token) and token >= 0, "logit_bias", token, "keyed by token ids >= 0")
             _check(_is_number(bias) and -100 <= bias <= 100, "logit_bias", bias, "in [-100, 100]")
-        for word in self.bad_words:
+        for word in self.banned_words:
             _check(isinstance(word, str) and word != "", "bad_words", word, "non-empty strings")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return tuple(self.stop_token_ids or ())
+
+    @property
+    def banned_words(self) -> tuple[str, ...]:
+        return tuple(self.bad_words or ())
 
 
 @dataclass(slots=True)

@@ -121,8 +121,10 @@ class OutputText:
 
         Raises ValueError for stop strings without a decoder."""
         self.params = params
-        self._eos_ids = () if params.ignore_eos else tuple(eos_token_ids)
-        self._stop_ids = frozenset(params.stop_token_ids)
+        # A grammar ends with EOS, whatever min_tokens and ignore_eos say: nothing that follows would be bound by it.
+        self._grammar = params.structured_outputs is not None
+        self._eos_ids = () if params.ignore_eos and not self._grammar else tuple(eos_token_ids)
+        self._stop_ids = frozenset(params.stop_ids)
         self._stops = params.stop_strings
         self._detokenizer: IncrementalDetokenizer | None = None
         if decoder is not None and params.detokenize:
@@ -165,6 +167,7 @@ class OutputText:
         assert not self.finished, "no token after the end"
         may_stop = num_output >= self.params.min_tokens
         is_eos = token_id in self._eos_ids
+        may_stop = may_stop or (is_eos and self._grammar)
         if may_stop and (is_eos or token_id in self._stop_ids):
             self.stop_reason = None if is_eos and token_id == self._eos_ids[0] else token_id
             if self.params.include_stop_str_in_output:

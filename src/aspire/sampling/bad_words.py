@@ -50,7 +50,7 @@ class BadWords:
         self.used[slot] = False
         if not self.wanted(request.params):
             return
-        runs = bad_word_ids(self.tokenizer, request.params.bad_words)
+        runs = bad_word_ids(self.tokenizer, request.params.banned_words)
         self._grow(len(runs), max((len(run) for run in runs), default=1) - 1)
         device, history = self.prefix.device, self.recent.shape[1]
         self.prefix[slot] = ANY

@@ -59,7 +59,7 @@ class MinTokens:
     def admit(self, slot: int, request: Request) -> None:
         self.until[slot] = 0
         params = request.params
-        stops = list(dict.fromkeys([*self.eos_token_ids, *params.stop_token_ids]))
+        stops = list(dict.fromkeys([*self.eos_token_ids, *params.stop_ids]))
         if not self.wanted(params) or not stops:
             return
         if len(stops) > self.token.shape[1]:

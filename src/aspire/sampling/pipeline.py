@@ -49,7 +49,7 @@ class LogitsPipeline:
 
     def check(self, params: SamplingParams) -> None:
         """ValueError for what only shows with the model's tokenizer at hand."""
-        bad_word_ids(self._tokenizer, params.bad_words)
+        bad_word_ids(self._tokenizer, params.banned_words)
 
     def admit(self, slot: int, request: Request) -> None:
         """The slot now belongs to the request, whose output so far (after a preemption) counts."""
