@@ -54,8 +54,8 @@ class StructuredOutputs:
                              f"got {sum(chosen)}")
         if self.choice is not None:
             listed = not isinstance(self.choice, str) and len(self.choice) > 0
-            _check(listed and all(isinstance(c, str) and c for c in self.choice), "structured_outputs.choice", self.choice,
-                   "a non-empty list of non-empty strings")
+            _check(listed and all(isinstance(one, str) and one for one in self.choice),
+                   "structured_outputs.choice", self.choice, "a non-empty list of non-empty strings")
 
 
 @dataclass(frozen=True, slots=True)
