@@ -109,6 +109,15 @@ def test_echo_with_logprobs(api: OpenAI, stream: bool) -> None:
     assert tops[1] == {"a": -0.097, "b": -1.097}
 
 
+def test_echo_survives_a_first_token_without_text(api: OpenAI) -> None:
+    """Planted fault: the echo spent on a chunk that is not sent, because half a character shows nothing yet."""
+    chunks = api.completions.create(model="fake", prompt="abé", max_tokens=2, echo=True, n=2, stream=True)
+    texts = ["", ""]
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == ["abéé", "abéé"]
+
+
 def test_echo_alone_with_no_tokens(api: OpenAI) -> None:
     answer = api.completions.create(model="fake", prompt=["ab", "xyz"], max_tokens=0, logprobs=1, echo=True)
     assert [choice.text for choice in answer.choices] == ["ab", "xyz"]

@@ -119,17 +119,19 @@ async def _events(service: Service, asked: Asked, job: Job) -> AsyncGenerator[by
     options = body.stream_options or StreamOptions()
     head = _head(service, asked)
     latest: dict[int, RequestOutput] = {}
+    begun: set[tuple[int, int]] = set()  # outputs whose first chunk, which carries the echo, was sent; membership only
     progress = {(i, j): Progress() for i in range(len(job.streams)) for j in range(body.n)}
     try:
         async for i, output in merged(job):
             latest[i] = output
             for part in output.outputs:
                 shown = progress[i, part.index]
-                first = shown.num_tokens == 0
                 offset = shown.num_chars
                 delta = shown.advance(part)
                 if delta is None or not _is_worth_showing(delta, body):
                     continue
+                first = (i, part.index) not in begun
+                begun.add((i, part.index))
                 choice = _delta_choice(service, asked, i, output, delta, offset, first)
                 chunk: dict[str, object] = {**head, "choices": [choice]}
                 if options.include_usage or options.continuous_usage_stats:
