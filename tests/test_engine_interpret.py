@@ -30,7 +30,7 @@ def make_prompts() -> list[list[int]]:
     ("aspire", Overrides(budget=24, window=8, refresh=(1,))), ("aspire-paper", Overrides(budget=32, window=16)),
     ("streaming", Overrides(budget=24))], ids=lambda value: value if isinstance(value, str) else "")
 def test_kernels_in_the_engine(bed: TestBed, policy: str, overrides: Overrides) -> None:
-    """Planted fault: settle() before the verdict's picks were gathered."""
+    """Planted fault: the judge's kernel accepting one draft too many."""
     from aspire.attention.triton import TritonAttention
     from aspire.build import assemble
     from aspire.model.ops_triton import triton_ops

@@ -73,3 +73,14 @@ def test_an_output_ends_with_its_grammar(bed: TestBed, changes: dict[str, int]) 
     params = replace(PARAMS, structured_outputs=StructuredOutputs(regex="ab"), **changes)
     output = outputs_of(bed, {"policy": "aspire"}, params)[0].outputs[0]
     assert (output.text, output.finish_reason) == ("ab", "stop")
+
+
+def test_one_of_several_outputs_may_leave_its_grammar(bed: TestBed) -> None:
+    """Planted fault: all outputs of the request ended with the first that had nothing left to pick."""
+    choice = StructuredOutputs(regex="(a[0-9]{12}|bz)")
+    params = replace(PARAMS, n=8, structured_outputs=choice, bad_words=("z",))
+    engine = bed.engine({"policy": "aspire", "max_num_seqs": 8})
+    outputs = run(engine, PROMPTS[:1], params)[0].outputs
+    reasons = {output.finish_reason for output in outputs}
+    assert reasons == {"abort", "stop"}, "some outputs took the branch that the ban closes, some did not"
+    assert all(len(output.text) == 13 for output in outputs if output.finish_reason == "stop")

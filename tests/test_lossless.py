@@ -59,8 +59,7 @@ def expected(bed: TestBed) -> dict[str, list[tuple[int, ...]]]:
 @pytest.mark.parametrize("policy", LOSSLESS)
 def test_preset_equals_plain_decoding(bed: TestBed, expected: dict[str, list[tuple[int, ...]]], policy: str,
                                       params: SamplingParams, request: pytest.FixtureRequest) -> None:
-    """Planted fault that this caught: the draft's position off by one, so that its noise was the next token's
-    (equality held, the alignment test below fell); the bonus token taken from the draft row (equality fell)."""
+    """Planted fault: the bonus token taken from the first pick instead of the one after the accepted drafts."""
     name = request.node.callspec.id.split("-")[-1]
     options: EngineOptions = {"policy": policy, "overrides": SMALL[policy]}
     assert tokens_of(bed, params, options) == expected["greedy" if params is GREEDY else
@@ -74,7 +73,7 @@ def test_small_pools_and_budgets(bed: TestBed, expected: dict[str, list[tuple[in
                                  block_size: int, num_blocks: int, budget: int, loop: str) -> None:
     """Preemption by recompute, chunked prefill, token budgets below a verification (draft limit 16 against 3 and 5).
 
-    Planted fault that this caught: slots admitted again after a preemption kept the former owner's lists.
+    Planted fault: a slot admitted with one known token too few.
     """
     options: EngineOptions = {"policy": policy, "overrides": SMALL[policy], "block_size": block_size,
                               "num_blocks": num_blocks, "max_num_batched_tokens": budget,
@@ -103,7 +102,8 @@ def test_random_schedules_and_verdicts(bed: TestBed, expected: dict[str, list[tu
 def test_reading_everything_accepts_every_draft(bed: TestBed, policy: str, params: SamplingParams) -> None:
     """Alignment: with a budget above the context, drafts see what the target sees, so none may be rejected.
 
-    Planted fault that this caught: sparse rows that wrote KV one position early; noise of the wrong position.
+    Planted faults, neither of which equality sees: sparse rows that wrote KV one position early (all fell); noise of
+    the next position for drafts (the sampled ones fell).
     """
     outputs = run(bed.engine({"policy": policy, "overrides": Overrides(budget=512)}), make_prompts(), params)
     for output in outputs:

@@ -74,7 +74,8 @@ class CacheConfig:
                  "an integer >= 1, or None")
         _require(isinstance(self.gpu_memory_utilization, (int, float)) and 0 < self.gpu_memory_utilization <= 1,
                  "gpu_memory_utilization", self.gpu_memory_utilization, "in (0, 1]")
-        _require(self.kv_cache_dtype in ("auto", "fp8"), "kv_cache_dtype", self.kv_cache_dtype, "auto or fp8")
+        _require(self.kv_cache_dtype == "auto", "kv_cache_dtype", self.kv_cache_dtype,
+                 "auto (the kernels know 8-bit caches, the engine does not yet)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,10 +104,14 @@ class Engine:
             self._forget(group)
 
     def _stop(self, group: RequestGroup) -> None:
-        for request, text in zip(group.sequences, group.texts, strict=True):
-            if not request.is_finished:
-                self.scheduler.abort(request.request_id)
-                text.finish()
+        for request in group.sequences:
+            self._stop_one(request)
+
+    def _stop_one(self, request: Request) -> None:
+        if not request.is_finished:
+            self.scheduler.abort(request.request_id)
+            assert isinstance(request.stop_checker, OutputText), "set by add()"
+            request.stop_checker.finish()
 
     @property
     def has_unfinished(self) -> bool:
@@ -165,7 +169,7 @@ class Engine:
             group_id = self._group_of.get(request_id)
             if group_id is not None:
                 touched[group_id] = self._groups[group_id]
-                self._stop(touched[group_id])
+                self._stop_one(self._requests[request_id])
         for group in touched.values():
             if group.is_finished:
                 self._forget(group)

@@ -44,7 +44,7 @@ ENGINE_FLAGS = (
     Flag("num_blocks", int, "Blocks of the KV pool; default from free memory", "N"),
     Flag("gpu_memory_utilization", float, "Share of the GPU's memory to use", "SHARE"),
     Flag("enable_prefix_caching", bool, "Share the KV of equal prefixes"),
-    Flag("kv_cache_dtype", str, "auto or fp8", "NAME"),
+    Flag("kv_cache_dtype", str, "auto", "NAME"),
     Flag("dtype", str, "auto, float32, bfloat16 or float16; auto is float32 on CPU", "NAME"),
     Flag("device", str, "auto, cpu or cuda", "NAME"),
     Flag("load_format", str, "auto, safetensors, gguf or dummy", "NAME"),

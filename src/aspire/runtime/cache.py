@@ -49,7 +49,9 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 class Selection:
     """The stored lists of every slot, and how many units and which tail belong to a context length.
 
-    The two tables are filled by `SelectionConfig` itself, so host and device agree by construction.
+    The two tables are filled by `SelectionConfig` itself, so host and device agree by construction. A slot's new owner
+    needs no clearing: its first full row that samples anchors the tail, and that row's scores, or a refresh layer's in
+    the same draft, set every list before a sparse row reads it.
     """
 
     def __init__(self, layers: LayerPlan, config: SelectionConfig, *, num_slots: int, max_model_len: int,
@@ -92,12 +94,6 @@ class Selection:
         kept = self.verified[place]
         kept[slots[:num_verify], :width] = scores[:num_verify, :width]
         scores[num_verify:, :width] += self.config.mix * kept[slots[num_verify:], :width]
-
-    def clear(self, slot: int) -> None:
-        """A new owner of the slot starts with empty lists and an empty tail."""
-        self.num_units[:, slot] = 0
-        self.tail_start[slot] = 0
-        self.quota[slot] = 0
 
 
 class SlotState:

@@ -162,7 +162,6 @@ class Runner:
         for admission in plan.admissions:
             request, slot = requests[admission.request_id], admission.slot
             self.state.admit(slot, admission.num_known)
-            self.setup.selection.clear(slot)
             self.sampling.admit(slot, request.params, request.seed)
             self.pipeline.admit(slot, request)
             self.grammars.admit(slot, request)
