@@ -5,8 +5,18 @@ All tensors live on the model's device; nothing here is read by the host during 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
+
+
+class HostRow(NamedTuple):
+    """What the host knows of a row without asking the device."""
+
+    slot: int
+    num_queries: int
+    kv_len: int | None  # None: a decoding row, whose place only the device knows
+    num_probed: int  # of its last queries, that a probe may name
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,7 @@ class AttentionRows:
     tail_start: Tensor  # int32 [S]
     max_query_len: int
     max_kv_len: int  # host's upper bound of kv_len
+    host: tuple[HostRow, ...] = ()  # one per row; empty: sizes only, as in a step that is captured
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aspire.attention.rows import HostRow
 from aspire.schedule.plan import Row, RowKind, StepPlan
 
 Lists = dict[str, list[int]]  # by field of StepInputs
@@ -59,10 +60,11 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the device gets, and the host's sizes."""
+    """What the device gets, and the host's sizes. rows: empty in a step that is captured, whose rows change."""
 
     inputs: StepInputs
     shape: StepShape
+    rows: tuple[HostRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,12 @@ class BatchBuilder:
         packed = self.pack(lists, shape)
         if self.device.type == "cuda":
             packed = packed.pin_memory().to(self.device, non_blocking=True)
-        return Batch(self.unpack(packed, shape), shape)
+        return Batch(self.unpack(packed, shape), shape, tuple(self._host_row(row) for row in plan.rows))
+
+    def _host_row(self, row: Row) -> HostRow:
+        scores = row.samples and row.kind is RowKind.FULL and self.layout.scoring_queries > 0
+        return HostRow(row.slot, row.num_tokens, row.start + row.num_tokens if row.tokens else None,
+                       min(row.num_tokens, self.layout.draft_limit + 1) if scores else 0)
 
     def collect(self, plan: StepPlan) -> tuple[Lists, StepShape]:
         """The plan as lists by field of StepInputs, and its sizes."""

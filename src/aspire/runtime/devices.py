@@ -44,9 +44,15 @@ def device_name(device: torch.device) -> str:
 
 
 def device_kit(device: torch.device, *, batch_invariant: bool) -> DeviceKit:
-    """Torch references on the CPU, Triton on CUDA. batch_invariant: GEMMs whose rows do not depend on each other."""
+    """Torch references on the CPU, Triton on CUDA, with a library's attention for long prompt chunks.
+
+    batch_invariant: GEMMs and attention whose rows do not depend on each other, nor on where a prompt is cut: that
+    leaves the library out.
+    """
     if device.type == "cpu":
         return DeviceKit(ReferenceAttention(), reference_operators(), ModelOps())
+    from aspire.attention.chunked import ChunkedAttention
+    from aspire.attention.libraries import FlashChunks
     from aspire.attention.triton import TritonAttention
     from aspire.model.ops_triton import triton_ops
     from aspire.ops.paged_attention.triton import KernelConfig
@@ -56,7 +62,7 @@ def device_kit(device: torch.device, *, batch_invariant: bool) -> DeviceKit:
         from aspire.ops.linear.triton import Linear
 
         return DeviceKit(TritonAttention(KernelConfig(packed_rows=64)), triton_operators(), triton_ops(Linear(device)))
-    return DeviceKit(TritonAttention(), triton_operators(), triton_ops())
+    return DeviceKit(ChunkedAttention(TritonAttention, FlashChunks()), triton_operators(), triton_ops())
 
 
 def pool_blocks(shape: KVShape, dtype: torch.dtype, *, wanted: int, device: torch.device, utilization: float) -> int:

@@ -127,7 +127,7 @@ class Runner:
         """Block tables, tails, the layers: hidden states [T, hidden] of the batch."""
         inputs, state = batch.inputs, self.state
         state.block_table.view(-1)[inputs.update_index] = inputs.update_block.int()
-        located = locate(inputs, batch.shape, state, self.setup.selection.tail_start)
+        located = locate(batch, state, self.setup.selection.tail_start)
         emitting_slot = torch.where(inputs.emits == 1, inputs.slot, state.scratch)
         self.setup.selection.anchor(emitting_slot, torch.where(inputs.emits == 1, located.context, 0))
         attend = StepAttention(self.setup, inputs, batch.shape, located, scratch=state.scratch)

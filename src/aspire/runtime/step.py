@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aspire.attention.rows import AttentionRows
-from aspire.runtime.batch import StepInputs, StepShape
+from aspire.runtime.batch import Batch, StepInputs
 from aspire.runtime.cache import SlotState
 from aspire.sampling.rows import PickRows
 
@@ -25,9 +25,10 @@ class Located:
     context: Tensor  # int64 [R] known tokens of each row, drafts left out
 
 
-def locate(inputs: StepInputs, shape: StepShape, state: SlotState, tail_start: Tensor) -> Located:
+def locate(batch: Batch, state: SlotState, tail_start: Tensor) -> Located:
     """Inputs and positions of every token. Decoding rows read them from the slot: a full row starts at its last
     known token, a sparse row holds its last draft (or the last known token before the first draft)."""
+    inputs = batch.inputs
     slot, sparse, decode = inputs.slot, inputs.sparse.bool(), inputs.decode.bool()
     drafted_before = torch.where(sparse, inputs.num_drafted, 0)  # [R]
     start = torch.where(decode, state.num_known[slot] - 1 + drafted_before, inputs.start)  # [R]
@@ -44,7 +45,7 @@ def locate(inputs: StepInputs, shape: StepShape, state: SlotState, tail_start: T
     rows = AttentionRows(
         query_start=inputs.query_start.int(), kv_len=kv_len.int(), slot=slot.int(), sparse=sparse,
         block_table=state.block_table, tail_start=tail_start,
-        max_query_len=shape.max_query_len, max_kv_len=shape.max_kv_len,
+        max_query_len=batch.shape.max_query_len, max_kv_len=batch.shape.max_kv_len, host=batch.rows,
     )
     context = kv_len - torch.where(sparse | ~decode, 0, inputs.num_drafted)
     return Located(tokens, positions, torch.where(row >= 0, mapping, -1), rows, context)
