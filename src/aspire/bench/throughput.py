@@ -132,16 +132,7 @@ class Bench:
 
     def measure(self, policy: str, work: Workload, prompts: Sequence[Sequence[int]] | None = None) -> Result:
         """Throughput of one policy over one workload."""
-        recorder = Recorder()
-        engine = self._engine(policy, work, recorder)
-        if work.random_context:
-            generator = torch.Generator().manual_seed(0)
-            prompts = torch.randint(0, self.spec.vocab_size, (work.batch, work.context), generator=generator).tolist()
-        assert prompts is not None, "prompts, or random ones"
-        params = SamplingParams(temperature=work.temperature, max_tokens=work.new_tokens, ignore_eos=True,
-                                detokenize=False, seed=1)
-        for index, prompt in enumerate(prompts):
-            engine.add(str(index), prompt, params)
+        engine, recorder = self.begin(policy, work, prompts)
         begun = time.monotonic()
         decoding_since = None
         while engine.has_unfinished and engine.scheduler.num_running + engine.scheduler.num_waiting == work.batch:
@@ -154,10 +145,29 @@ class Bench:
             engine.advance()
         result = self._result(policy, work, recorder.steps, decoding_since or 0.0, engine)
         del engine
-        gc.collect()  # the next engine needs the memory of this one's cache and graphs
+        self.free()
+        return result
+
+    def free(self) -> None:
+        """Give back what engines that nobody refers to held: the next one needs its memory for cache and graphs."""
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        return result
+
+    def begin(self, policy: str, work: Workload,
+              prompts: Sequence[Sequence[int]] | None = None) -> tuple[Engine, Recorder]:
+        """An engine that holds the whole workload and has not stepped yet."""
+        recorder = Recorder()
+        engine = self._engine(policy, work, recorder)
+        if work.random_context:
+            generator = torch.Generator().manual_seed(0)
+            prompts = torch.randint(0, self.spec.vocab_size, (work.batch, work.context), generator=generator).tolist()
+        assert prompts is not None, "prompts, or random ones"
+        params = SamplingParams(temperature=work.temperature, max_tokens=work.new_tokens, ignore_eos=True,
+                                detokenize=False, seed=1)
+        for index, prompt in enumerate(prompts):
+            engine.add(str(index), prompt, params)
+        return engine, recorder
 
     def _engine(self, policy: str, work: Workload, recorder: Recorder) -> Engine:
         limit = work.context + work.new_tokens + 1

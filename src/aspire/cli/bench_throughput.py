@@ -18,8 +18,10 @@ def throughput(
     dtype: Annotated[str, typer.Option(metavar="NAME")] = "auto",
     loop: Annotated[str, typer.Option(metavar="NAME", help="auto, plain or overlapped")] = "auto",
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Also show where the device's time goes")] = False,
 ) -> None:
     """Time steps in which the whole batch decodes; a table, then one JSON line per policy."""
+    from aspire.bench.profile import print_profile, profile_steps
     from aspire.bench.throughput import Bench, Workload, print_table
     from aspire.config import EngineOptions
     from aspire.speculation.policy import resolve_policy
@@ -32,6 +34,9 @@ def throughput(
     options: EngineOptions = {"loop": loop, "batch_invariant": batch_invariant,  # type: ignore[typeddict-item]
                               "capture_at_start": False}
     bench = Bench(shape, model=None, dtype=dtype, options=options)
-    print_table([bench.measure(name, Workload(batch, context, new_tokens, temperature, True,
-                                              None if name == "autoregressive" else replay_acceptance))
-                 for name in policies])
+    works = {name: Workload(batch, context, new_tokens, temperature, True,
+                            None if name == "autoregressive" else replay_acceptance) for name in policies}
+    print_table([bench.measure(name, work) for name, work in works.items()])
+    for name, work in works.items() if profile else ():
+        print(f"policy {name}")
+        print_profile(profile_steps(bench, name, work))

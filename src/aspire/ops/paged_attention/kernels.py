@@ -4,10 +4,11 @@ Letters: T tokens, R rows, H query heads, KH key heads, G = H / KH, D head dim (
 M packed query rows of a tile (TM tokens x G heads), BN keys of a tile, BS tokens of a cache block.
 
 A row's keys form a virtual axis: position for a full row; sinks, listed units, tail for a restricted one. The axis is
-cut at fixed places (NUM_FINE pieces of FINE keys, then pieces of COARSE), so the order in which a row's keys are summed
-depends on nothing but the place of the key. A piece's result is normalised; pieces are merged in order, by the combine
-kernel or, for long query runs, in registers by the same arithmetic. Masked keys and pieces contribute exactly nothing.
-A restricted row has pieces of LIST_PIECE keys; one whose tail starts at 0 reads everything and is a full row.
+cut at fixed places (NUM_FINE pieces of FINE keys, then pieces of coarse_piece, multiples of 16), so the order in which
+a row's keys are summed depends on nothing but the place of the key. A piece's result is normalised; pieces are merged
+in order, by the combine kernel or, for long query runs, in registers by the same arithmetic. Masked keys and pieces
+contribute exactly nothing. A restricted row has pieces of list_piece keys; one whose tail starts at 0 reads everything
+and is a full row.
 Long because its kernels share their geometry.
 """
 
@@ -25,19 +26,20 @@ ROW, TILE, PIECE, BEGIN, QUERIES, KEYS, SLOT, BASE, PIECES, TAIL, FIELDS = (tl.c
 
 
 @triton.jit
-def count_pieces(n, FINE: tl.constexpr, COARSE: tl.constexpr, NUM_FINE: tl.constexpr):
+def count_pieces(n, coarse_piece, FINE: tl.constexpr, NUM_FINE: tl.constexpr):
     """Pieces that hold the first n keys of the axis."""
     return tl.where(n <= NUM_FINE * FINE, (n + FINE - 1) // FINE,
-                    NUM_FINE + (n - NUM_FINE * FINE + COARSE - 1) // COARSE)
+                    NUM_FINE + (n - NUM_FINE * FINE + coarse_piece - 1) // coarse_piece)
 
 
 @triton.jit
-def piece_start(s, FINE: tl.constexpr, COARSE: tl.constexpr, NUM_FINE: tl.constexpr):
+def piece_start(s, coarse_piece, FINE: tl.constexpr, NUM_FINE: tl.constexpr):
     """First key of piece s."""
-    return tl.where(s <= NUM_FINE, s * FINE, NUM_FINE * FINE + (s - NUM_FINE) * COARSE)
+    return tl.where(s <= NUM_FINE, s * FINE, NUM_FINE * FINE + (s - NUM_FINE) * coarse_piece)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "partial_capacity", "list_tokens", "sinks", "held_back"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "partial_capacity", "list_tokens", "sinks", "held_back",
+                            "coarse_piece", "list_piece"])
 def plan_kernel(
     query_start,  # int32 [R + 1]
     kv_len,  # int32 [R]
@@ -51,9 +53,9 @@ def plan_kernel(
     counters,  # int32 [4]: items, tiled items, next ticket of either kind
     num_rows, num_tokens, partial_capacity, list_tokens, sinks,
     held_back,  # items of restricted rows (for all key heads) to leave for the end
-    RP: tl.constexpr, TM: tl.constexpr, MAX_TILES: tl.constexpr, FINE: tl.constexpr,
-    COARSE: tl.constexpr, NUM_FINE: tl.constexpr, LIST_PIECE: tl.constexpr, RESTRICT: tl.constexpr,
-    WINDOW: tl.constexpr, SMALL: tl.constexpr, BLOCK: tl.constexpr,
+    coarse_piece, list_piece,
+    RP: tl.constexpr, TM: tl.constexpr, MAX_TILES: tl.constexpr, FINE: tl.constexpr, NUM_FINE: tl.constexpr,
+    RESTRICT: tl.constexpr, WINDOW: tl.constexpr, SMALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """One program per row, one for the tokens of no row; each finds its places by a prefix sum over all rows."""
     r = tl.program_id(0)
@@ -69,7 +71,7 @@ def plan_kernel(
     tail = rows * 0 - 1  # -1: reads everything; -2: so does its only query, which fits a small tile
     restricted = rows < 0
     if WINDOW > 0:
-        first = count_pieces(tl.maximum(n - q + 1 - WINDOW, 0) + 1, FINE, COARSE, NUM_FINE) - 1
+        first = count_pieces(tl.maximum(n - q + 1 - WINDOW, 0) + 1, coarse_piece, FINE, NUM_FINE) - 1
     if RESTRICT:
         tail = tl.load(tail_start + slot, mask=active & (tl.load(sparse + rows, mask=ok, other=0) != 0), other=-1)
         restricted = tail > 0
@@ -79,7 +81,8 @@ def plan_kernel(
         first = tl.where(restricted, 0, first)
     if SMALL:
         tail = tl.where((restricted == 0) & (q == 1), -2, tail)
-    last = tl.where(restricted, (length + LIST_PIECE - 1) // LIST_PIECE, count_pieces(length, FINE, COARSE, NUM_FINE))
+    last = tl.where(restricted, (length + list_piece - 1) // list_piece,
+                    count_pieces(length, coarse_piece, FINE, NUM_FINE))
     pieces = last - first
     tiles = tl.where(active, (q + TM - 1) // TM, 0)
     needed = tl.where(active & (tiles <= MAX_TILES) & (pieces > 1), q * pieces, 0)
@@ -258,21 +261,23 @@ def attend_piece(
             visible = visible & (pos[None, :] > position[:, None] - WINDOW)
         x = tl.where(visible, x, NEG)
         new = tl.maximum(top, tl.max(x, 1) * factor)
-        weight = tl.exp2(x * factor - new[:, None])
+        # Where nothing is visible yet, x * factor - new is the rounding error of a fused product of size 1e29.
+        weight = tl.exp2(x * factor - tl.maximum(new, 0.5 * NEG * factor)[:, None])
         keep = tl.exp2(top - new)
         total = total * keep + tl.sum(weight, 1)
         top = new
         vs = tl.load(value_cache + physical[:, None] * value_stride + d[None, :], mask=loaded, other=0.0)
         acc = tl.dot(weight.to(qs.dtype), vs.to(qs.dtype), acc * keep[:, None], input_precision=PRECISION)
+    total = tl.maximum(total, 1e-30)  # nothing visible: a piece of zeros that weighs nothing
     return acc / total[:, None], top + tl.log2(total)
 
 
 @triton.jit
 def attend_listed(
     query, key_cache, value_cache, table, units, num_units, out, lse, partial, partial_lse,  # as in attend_piece
-    begin, q_len, n, tail, base, piece, kh, scale, softcap, value_scale, sinks, query_stride, query_head_stride,
-    key_stride, value_stride, KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MS: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, UNIT: tl.constexpr, LIST_PIECE: tl.constexpr, WINDOW: tl.constexpr,
+    begin, q_len, n, tail, base, piece, list_piece, kh, scale, softcap, value_scale, sinks, query_stride,
+    query_head_stride, key_stride, value_stride, KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, MS: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, UNIT: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, PROBE: tl.constexpr, TILED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):
     """One piece of a restricted row, which has one query."""
@@ -285,8 +290,8 @@ def attend_listed(
     qs = tl.load(query + offset[:, None] + d[None, :], mask=row_ok[:, None] & (d < D)[None, :], other=0.0)
     head = tl.minimum(tl.minimum(tail, sinks), n)
     listed = tl.minimum(tl.load(num_units) * UNIT, tl.maximum(tail - head, 0))
-    low = piece * LIST_PIECE
-    high = tl.minimum(low + LIST_PIECE, head + listed + n - tail)
+    low = tl.multiple_of(piece * list_piece, 16)
+    high = tl.minimum(low + list_piece, head + listed + n - tail)
     if TILED:  # the row's partials did not fit
         low = 0
         high = head + listed + n - tail
@@ -302,10 +307,10 @@ def attend_listed(
 @triton.jit
 def attend_tile(
     query, key_cache, value_cache, table, out, lse, partial, partial_lse, probe_row, probe_token, logits,
-    row, tile, begin, q_len, n, base, piece, kh, scale, softcap, value_scale, num_probe_rows, query_stride,
-    query_head_stride, key_stride, value_stride, logits_row_stride, logits_query_stride, logits_head_stride,
-    KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, TM: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, FINE: tl.constexpr, COARSE: tl.constexpr, NUM_FINE: tl.constexpr,
+    row, tile, begin, q_len, n, base, piece, coarse_piece, kh, scale, softcap, value_scale, num_probe_rows,
+    query_stride, query_head_stride, key_stride, value_stride, logits_row_stride, logits_query_stride,
+    logits_head_stride, KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr,
+    TM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, FINE: tl.constexpr, NUM_FINE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PROBE: tl.constexpr, PROBE_P: tl.constexpr, NP: tl.constexpr,
     DIRECT: tl.constexpr, TILED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):
@@ -321,9 +326,9 @@ def attend_tile(
     tile_first = 0
     window_start = 0
     if WINDOW > 0:
-        row_first = count_pieces(tl.maximum(n - q_len + 1 - WINDOW, 0) + 1, FINE, COARSE, NUM_FINE) - 1
+        row_first = count_pieces(tl.maximum(n - q_len + 1 - WINDOW, 0) + 1, coarse_piece, FINE, NUM_FINE) - 1
         window_start = tl.maximum(n - q_len + tile * TM + 1 - WINDOW, 0)
-        tile_first = count_pieces(window_start + 1, FINE, COARSE, NUM_FINE) - 1
+        tile_first = count_pieces(window_start + 1, coarse_piece, FINE, NUM_FINE) - 1
     offset = (begin + t).to(tl.int64) * query_stride + (kh * G + g) * query_head_stride
     qs = tl.load(query + offset[:, None] + d[None, :], mask=row_ok[:, None] & (d < D)[None, :], other=0.0)
     probing = False
@@ -345,9 +350,9 @@ def attend_tile(
         sum_acc = tl.zeros([M, DP], tl.float32)
         sum_total = tl.zeros([M], tl.float32)
         sum_top = tl.full([M], NEG, tl.float32)
-        for s in range(tile_first, count_pieces(seen_end, FINE, COARSE, NUM_FINE)):
-            low = piece_start(s, FINE, COARSE, NUM_FINE)
-            high = tl.minimum(piece_start(s + 1, FINE, COARSE, NUM_FINE), seen_end)
+        for s in range(tile_first, count_pieces(seen_end, coarse_piece, FINE, NUM_FINE)):
+            low = tl.multiple_of(piece_start(s, coarse_piece, FINE, NUM_FINE), 16)
+            high = tl.minimum(piece_start(s + 1, coarse_piece, FINE, NUM_FINE), seen_end)
             low += tl.maximum(window_start - low, 0) // BN * BN
             part, part_lse = attend_piece(
                 qs, position, low, high, 0, 0, 0, key_cache, value_cache, table, table, logits_row, probed,
@@ -357,8 +362,8 @@ def attend_tile(
         store_piece(sum_acc / sum_total[:, None], sum_top + tl.log2(sum_total), out, lse, partial, partial_lse,
                     -1, 0, q_len, begin, t, g, row_ok, value_scale, kh, KH, G, D, DP, PROBE)
     else:
-        low = piece_start(piece, FINE, COARSE, NUM_FINE)
-        high = tl.minimum(piece_start(piece + 1, FINE, COARSE, NUM_FINE), seen_end)
+        low = tl.multiple_of(piece_start(piece, coarse_piece, FINE, NUM_FINE), 16)
+        high = tl.minimum(piece_start(piece + 1, coarse_piece, FINE, NUM_FINE), seen_end)
         low += tl.maximum(window_start - low, 0) // BN * BN
         if low < high:
             part, part_lse = attend_piece(
@@ -369,7 +374,7 @@ def attend_tile(
                         g, row_ok, value_scale, kh, KH, G, D, DP, PROBE)
 
 
-@triton.jit(do_not_specialize=["sinks", "num_probe_rows"])
+@triton.jit(do_not_specialize=["sinks", "num_probe_rows", "coarse_piece", "list_piece"])
 def attend_kernel(
     query,  # [T, H, D]
     key_cache, value_cache,  # [num_blocks, BS, KH, D]
@@ -385,13 +390,13 @@ def attend_kernel(
     probe_row,  # int32 [N]
     probe_token,  # int32 [N, PROBE]
     logits,  # [N, PROBE, H, L]
-    scale, softcap, value_scale, sinks, num_probe_rows,
+    scale, softcap, value_scale, sinks, num_probe_rows, coarse_piece, list_piece,
     query_stride, query_head_stride, key_stride, key_head_stride, value_stride, value_head_stride, table_stride,
     units_stride, logits_row_stride, logits_query_stride, logits_head_stride,
     KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, MS: tl.constexpr,
     TM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, UNIT: tl.constexpr, FINE: tl.constexpr,
-    COARSE: tl.constexpr, NUM_FINE: tl.constexpr, LIST_PIECE: tl.constexpr, RESTRICT: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PROBE: tl.constexpr, PROBE_P: tl.constexpr, NP: tl.constexpr,
+    NUM_FINE: tl.constexpr, RESTRICT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PROBE: tl.constexpr, PROBE_P: tl.constexpr, NP: tl.constexpr,
     DIRECT: tl.constexpr, TILED: tl.constexpr, SMALL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     LIST_STAGES: tl.constexpr,
 ):
@@ -423,8 +428,8 @@ def attend_kernel(
         if listed:
             attend_listed(
                 query, keys_here, values_here, table, units + slot * units_stride, num_units + slot, out, lse, partial,
-                partial_lse, begin, q_len, n, tail, base, piece, kh, scale, softcap, value_scale, sinks, query_stride,
-                query_head_stride, key_stride, value_stride, KH, G, D, DP, MS, BN, BS, UNIT, LIST_PIECE, WINDOW,
+                partial_lse, begin, q_len, n, tail, base, piece, list_piece, kh, scale, softcap, value_scale, sinks,
+                query_stride, query_head_stride, key_stride, value_stride, KH, G, D, DP, MS, BN, BS, UNIT, WINDOW,
                 SOFTCAP, PROBE, TILED, PRECISION, LIST_STAGES)
         else:
             small = False
@@ -433,30 +438,31 @@ def attend_kernel(
             if small:
                 attend_tile(
                     query, keys_here, values_here, table, out, lse, partial, partial_lse, probe_row, probe_token,
-                    logits, row, tile, begin, q_len, n, base, piece, kh, scale, softcap, value_scale, num_probe_rows,
-                    query_stride, query_head_stride, key_stride, value_stride, logits_row_stride,
-                    logits_query_stride, logits_head_stride, KH, G, D, DP, MS, MS // G, BN, BS, FINE, COARSE, NUM_FINE,
+                    logits, row, tile, begin, q_len, n, base, piece, coarse_piece, kh, scale, softcap, value_scale,
+                    num_probe_rows, query_stride, query_head_stride, key_stride, value_stride, logits_row_stride,
+                    logits_query_stride, logits_head_stride, KH, G, D, DP, MS, MS // G, BN, BS, FINE, NUM_FINE,
                     WINDOW, SOFTCAP, PROBE, PROBE_P, NP, DIRECT, TILED, PRECISION, STAGES)
             else:
                 attend_tile(
                     query, keys_here, values_here, table, out, lse, partial, partial_lse, probe_row, probe_token,
-                    logits, row, tile, begin, q_len, n, base, piece, kh, scale, softcap, value_scale, num_probe_rows,
-                    query_stride, query_head_stride, key_stride, value_stride, logits_row_stride,
-                    logits_query_stride, logits_head_stride, KH, G, D, DP, M, TM, BN, BS, FINE, COARSE, NUM_FINE,
+                    logits, row, tile, begin, q_len, n, base, piece, coarse_piece, kh, scale, softcap, value_scale,
+                    num_probe_rows, query_stride, query_head_stride, key_stride, value_stride, logits_row_stride,
+                    logits_query_stride, logits_head_stride, KH, G, D, DP, M, TM, BN, BS, FINE, NUM_FINE,
                     WINDOW, SOFTCAP, PROBE, PROBE_P, NP, DIRECT, TILED, PRECISION, STAGES)
         item = next_item
 
 
-@triton.jit(do_not_specialize=["sinks"])
+@triton.jit(do_not_specialize=["sinks", "coarse_piece", "list_piece"])
 def combine_kernel(
     query_start,  # int32 [R + 1]
     kv_len, slot_of,  # int32 [R]
     sparse,  # uint8 [R]
     tail_start,  # int32 [S]
     num_units, row_base, token_row, counters, out, lse, partial, partial_lse, value_scale, sinks,  # as above
+    coarse_piece, list_piece,
     KH: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TM: tl.constexpr,
-    UNIT: tl.constexpr, FINE: tl.constexpr, COARSE: tl.constexpr, NUM_FINE: tl.constexpr, LIST_PIECE: tl.constexpr,
-    RESTRICT: tl.constexpr, WINDOW: tl.constexpr, PROBE: tl.constexpr, UNROLL: tl.constexpr,
+    UNIT: tl.constexpr, FINE: tl.constexpr, NUM_FINE: tl.constexpr, RESTRICT: tl.constexpr, WINDOW: tl.constexpr,
+    PROBE: tl.constexpr, UNROLL: tl.constexpr,
 ):
     """One program per token and key head: merges the pieces of split rows in order; zeros tokens of no row."""
     token = tl.program_id(0)
@@ -482,17 +488,17 @@ def combine_kernel(
     first = 0
     skip = 0  # pieces before the tile's window, which were not written
     if WINDOW > 0:
-        first = count_pieces(tl.maximum(n - q_len + 1 - WINDOW, 0) + 1, FINE, COARSE, NUM_FINE) - 1
+        first = count_pieces(tl.maximum(n - q_len + 1 - WINDOW, 0) + 1, coarse_piece, FINE, NUM_FINE) - 1
         tile_start = n - q_len + t // TM * TM
-        skip = count_pieces(tl.maximum(tile_start + 1 - WINDOW, 0) + 1, FINE, COARSE, NUM_FINE) - 1 - first
-    pieces = count_pieces(n - q_len + t + 1, FINE, COARSE, NUM_FINE) - first
+        skip = count_pieces(tl.maximum(tile_start + 1 - WINDOW, 0) + 1, coarse_piece, FINE, NUM_FINE) - 1 - first
+    pieces = count_pieces(n - q_len + t + 1, coarse_piece, FINE, NUM_FINE) - first
     if RESTRICT:
         slot = tl.load(slot_of + row)
         tail = tl.load(tail_start + slot)
         if (tl.load(sparse + row) != 0) & (tail > 0):
             head = tl.minimum(tl.minimum(tail, sinks), n)
             listed = tl.minimum(tl.load(num_units + slot) * UNIT, tl.maximum(tail - head, 0))
-            pieces = (head + listed + n - tail + LIST_PIECE - 1) // LIST_PIECE
+            pieces = (head + listed + n - tail + list_piece - 1) // list_piece
             skip = 0
     acc = tl.zeros([GP, DP], tl.float32)
     total = tl.zeros([GP], tl.float32)

@@ -160,10 +160,10 @@ class PagedAttention:
         plan_kernel[(num_rows + 1,)](
             rows.query_start, rows.kv_len, rows.slot, rows.sparse.view(torch.uint8), rows.tail_start, *ints, num_rows,
             num_tokens, len(self._partial[0]), geometry.list_tokens, geometry.sinks,
-            self._held_back(geometry, kv_heads, self._programs(device, 2)),
+            self._held_back(geometry, kv_heads, self._programs(device, 2)), geometry.coarse, geometry.list_piece,
             RP=max(128, triton.next_power_of_2(num_rows)), TM=geometry.tokens_per_tile, MAX_TILES=config.max_tiles,
-            FINE=config.fine, COARSE=geometry.coarse, NUM_FINE=config.num_fine, LIST_PIECE=geometry.list_piece,
-            RESTRICT=geometry.list_tokens >= 0, WINDOW=geometry.window, SMALL=geometry.small, BLOCK=128, num_warps=4)
+            FINE=config.fine, NUM_FINE=config.num_fine, RESTRICT=geometry.list_tokens >= 0,
+            WINDOW=geometry.window, SMALL=geometry.small, BLOCK=128, num_warps=4)
         return plan
 
     def _launch(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: AttentionRows,
@@ -182,17 +182,17 @@ class PagedAttention:
                   and logits.dtype == torch.bfloat16 and logits.stride(2) % 2 == 0)
         shared = {"KH": kv_heads, "G": num_heads // kv_heads, "D": dim, "DP": triton.next_power_of_2(dim),
                   "TM": geometry.tokens_per_tile, "UNIT": 1 if selection is None else selection.unit,
-                  "FINE": config.fine, "COARSE": geometry.coarse, "NUM_FINE": config.num_fine,
-                  "LIST_PIECE": geometry.list_piece, "RESTRICT": selection is not None, "WINDOW": geometry.window,
-                  "PROBE": queries}
+                  "FINE": config.fine, "NUM_FINE": config.num_fine, "RESTRICT": selection is not None,
+                  "WINDOW": geometry.window, "PROBE": queries}
         fitting = 3 if geometry.packed_rows == 16 and selection is None and query.element_size() == 2 else 2
         for tiled in (False, True) if plan.may_tile else (False,):
             attend_kernel[(self._programs(query.device, fitting),)](
                 query, key_cache, value_cache, rows.block_table, units, num_units,
                 plan.tiled_items if tiled else plan.items, plan.counters, out, partial_lse if lse is None else lse,
                 partial, partial_lse, probe_row, probe_token, logits, options.scale * options.key_scale,
-                options.softcap or 0.0, options.value_scale, geometry.sinks, probe_row.shape[0], query.stride(0),
-                query.stride(1), key_cache.stride(1), key_cache.stride(2), value_cache.stride(1), value_cache.stride(2),
+                options.softcap or 0.0, options.value_scale, geometry.sinks, probe_row.shape[0],
+                geometry.coarse, geometry.list_piece, query.stride(0), query.stride(1), key_cache.stride(1),
+                key_cache.stride(2), value_cache.stride(1), value_cache.stride(2),
                 rows.block_table.stride(0), units.stride(0), logits.stride(0), logits.stride(1), logits.stride(2),
                 M=geometry.packed_rows, MS=self._small(num_heads // kv_heads),
                 BN=self._key_tile(query), BS=key_cache.shape[1], SOFTCAP=options.softcap is not None,
@@ -204,8 +204,8 @@ class PagedAttention:
         combine_kernel[(len(query), kv_heads)](
             rows.query_start, rows.kv_len, rows.slot, rows.sparse.view(torch.uint8), rows.tail_start, num_units,
             plan.row_base, plan.token_row, plan.counters, out, partial_lse if lse is None else lse, partial,
-            partial_lse, options.value_scale, geometry.sinks, GP=triton.next_power_of_2(num_heads // kv_heads),
-            UNROLL=12, num_warps=2, **shared)
+            partial_lse, options.value_scale, geometry.sinks, geometry.coarse, geometry.list_piece,
+            GP=triton.next_power_of_2(num_heads // kv_heads), UNROLL=12, num_warps=2, **shared)
 
     def _key_tile(self, query: Tensor) -> int:
         """16 KB of keys."""
