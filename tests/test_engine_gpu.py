@@ -66,6 +66,25 @@ def test_reading_everything_accepts_every_draft(bed: TestBed, policy: str) -> No
         assert output.metrics.num_accepted == output.metrics.num_drafted
 
 
+@pytest.mark.parametrize("changes", [
+    Overrides(budget=64, window=16, refresh_every=2), Overrides(budget=64, window=16, refresh_every=3),
+    Overrides(budget=64, window=16, refresh_every=3, between="layer")], ids=["every2", "every3", "every3-own"])
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+def test_lists_seldom_renewed_give_the_same_tokens(bed: TestBed, expected: dict[int, list[tuple[int, ...]]],
+                                                   graphs: bool, changes: Overrides) -> None:
+    assert tokens_of(bed, SAMPLED, {"policy": "aspire", "overrides": changes, "cuda_graphs": graphs}
+                     ) == expected[id(SAMPLED)]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_seldom_renewed_and_reading_everything_accepts_every_draft(bed: TestBed, every: int) -> None:
+    options: EngineOptions = {"max_num_seqs": 8, "num_blocks": 400, "max_num_batched_tokens": 256, "policy": "aspire",
+                              "overrides": Overrides(budget=512, refresh_every=every)}
+    for output in run(bed.engine(options), make_prompts(), SAMPLED):
+        assert output.metrics is not None
+        assert output.metrics.num_accepted == output.metrics.num_drafted > 10
+
+
 def test_small_pool_preempts_and_keeps_tokens(bed: TestBed, expected: dict[int, list[tuple[int, ...]]]) -> None:
     got = tokens_of(bed, SAMPLED, {"policy": "aspire", "overrides": OVERRIDES["aspire"], "num_blocks": 60})
     assert got == expected[id(SAMPLED)]

@@ -28,6 +28,7 @@ def make_prompts() -> list[list[int]]:
 
 @pytest.mark.parametrize(("policy", "overrides"), [
     ("aspire", Overrides(budget=24, window=8, refresh=(1,))), ("aspire-paper", Overrides(budget=32, window=16)),
+    ("aspire", Overrides(budget=24, window=8, refresh=(1,), refresh_every=2)),
     ("streaming", Overrides(budget=24))], ids=lambda value: value if isinstance(value, str) else "")
 def test_kernels_in_the_engine(bed: TestBed, policy: str, overrides: Overrides) -> None:
     """Planted fault: the judge's kernel accepting one draft too many."""

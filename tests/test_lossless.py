@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from aspire.bench.selections import merge
 from aspire.config import EngineOptions
 from aspire.request import SamplingParams
 from aspire.speculation.policy import Overrides, resolve_policy
@@ -83,6 +84,53 @@ def test_small_pools_and_budgets(bed: TestBed, expected: dict[str, list[tuple[in
     assert [output.outputs[0].token_ids for output in outputs] == expected["sampled"]
     if loop == "plain":  # the overlapped loop reserves two rounds, here nearly the whole output
         assert sum(output.metrics.num_preempted for output in outputs if output.metrics) > 0, "the pool was not small"
+
+
+SELDOM = {
+    "aspire": Overrides(refresh_every=3),
+    "aspire-own": Overrides(refresh_every=2, between="layer"),
+    "aspire-unit": Overrides(refresh_every=2, unit=8),
+    "aspire-mix": Overrides(refresh_every=2, merge="mix"),
+    "aspire-paper": Overrides(refresh_every=2),
+    "synchronized-aspire": Overrides(refresh_every=3, between="layer"),
+}
+
+
+def seldom(name: str) -> EngineOptions:
+    """Options of a preset with small lists that are not renewed at every draft."""
+    policy = name if name in SMALL else name.split("-")[0]
+    return {"policy": policy, "overrides": merge(SMALL[policy], SELDOM[name])}
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", list(SELDOM))
+def test_lists_seldom_renewed_give_the_same_tokens(bed: TestBed, expected: dict[str, list[tuple[int, ...]]], name: str,
+                                                   params: SamplingParams) -> None:
+    """Planted fault: rows that do not renew probed all the same (the attention's own check fell)."""
+    assert tokens_of(bed, params, seldom(name)) == expected["greedy" if params is GREEDY else "sampled"]
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+@pytest.mark.parametrize("name", ["aspire", "aspire-own", "aspire-paper"])
+def test_lists_seldom_renewed_survive_preemption(bed: TestBed, expected: dict[str, list[tuple[int, ...]]], name: str,
+                                                 loop: str) -> None:
+    """Small pools, chunked prefill, prefix hits: no draft before the lists are chosen anew."""
+    options: EngineOptions = {**seldom(name), "block_size": 16, "num_blocks": 14, "max_num_batched_tokens": 64,
+                              "loop": loop}  # type: ignore[typeddict-item]
+    assert tokens_of(bed, SAMPLED, options) == expected["sampled"]
+
+
+@pytest.mark.parametrize("name", ["aspire", "aspire-own", "aspire-paper"])
+def test_lists_seldom_renewed_and_long_enough_reject_nothing(bed: TestBed, name: str) -> None:
+    """Alignment: with a budget above the context, drafts see what the target sees in refresh layers, too.
+
+    Planted fault: the tail of rows that do not renew ended one key early.
+    """
+    options: EngineOptions = {"policy": seldom(name)["policy"], "overrides": merge(SELDOM[name], Overrides(budget=512))}
+    for output in run(bed.engine(options), make_prompts(), SAMPLED):
+        assert output.metrics is not None
+        assert output.metrics.num_drafted > 10
+        assert output.metrics.num_accepted == output.metrics.num_drafted
 
 
 @pytest.mark.parametrize("seed", range(6))

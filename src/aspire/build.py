@@ -221,7 +221,7 @@ def _layout(policy: Policy, state: SlotState) -> BatchLayout:
     return BatchLayout(
         draft_limit=policy.draft_limit, scoring_queries=queries if speculates else 0,
         blocks_per_slot=state.block_table.shape[1], scratch_slot=state.scratch,
-        scores_drafts=any(policy.layers.draft_writes))
+        scores_drafts=any(policy.layers.draft_writes), refresh_every=policy.layers.refresh_every)
 
 
 def _judge(config: EngineConfig, spec: ModelSpec, state: SlotState, sampling: SlotSampling,

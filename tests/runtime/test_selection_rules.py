@@ -80,6 +80,60 @@ def test_no_weight_is_replacement_and_all_weight_keeps_the_verified_list(lab: La
     assert any(not torch.equal(one, other) for one, other in zip(flat(half), flat(every), strict=False))
 
 
+@pytest.mark.parametrize("between", ["group", "layer"])
+def test_lists_change_at_the_drafts_that_renew_and_at_no_other(lab: Lab, between: str) -> None:
+    """Lists of layers 0, then 1 and 2, then 3 and 4; 5 drafts a round, renewed at the third. A verification chooses
+    all of them; with lists of their own layers 1 and 2 differ until the renewal makes them one.
+
+    Planted faults: the draft after the third renewed; the verification's choice not stored in refresh layers.
+    """
+    engine = engine_of(lab, refresh_every=3, between=between)
+    plan = engine.loop.runner.setup.layers  # type: ignore[attr-defined]
+    _, rounds = decode(engine, rounds=3)
+    renewed = sorted({index for lists in plan.draft_writes for index in lists})
+    groups = [lists for lists in plan.draft_writes if lists]
+    changed = [0] * 3
+    for steps in rounds:
+        assert len(steps) == 5
+        for row in range(3):
+            first, second, third, fourth, fifth = [step[renewed, row] for step in steps]
+            assert torch.equal(first, second)
+            assert torch.equal(third, fourth)
+            assert torch.equal(third, fifth)
+            changed[row] += not torch.equal(second, third)
+            if between == "layer":
+                assert all(not torch.equal(steps[0][one, row], steps[0][other, row]) for one, other in groups)
+                assert all(torch.equal(steps[2][one, row], steps[2][other, row]) for one, other in groups)
+    assert min(changed) > 0
+    for before, after in zip(rounds, rounds[1:], strict=False):
+        assert not torch.equal(before[-1][renewed, :3], after[0][renewed, :3])
+
+
+def test_refresh_layers_read_lists_between_renewals(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the backend is asked for: refresh layers 1 and 3 get a list, and rows are sparse there unless the draft
+    renews. Planted fault: `rests` set for the third draft as well."""
+    engine = engine_of(lab, refresh_every=3)
+    setup = engine.loop.runner.setup  # type: ignore[attr-defined]
+    attend, seen = setup.backend.attend, []
+
+    def watch(query: Tensor, key: Tensor, value: Tensor, rows: Any, selection: Any, options: Any, probe: Any) -> Any:
+        probed = 0 if probe is None else int((probe.token >= 0).any(1).sum())
+        seen.append((bool(rows.sparse.all()), selection is not None, probed))
+        return attend(query, key, value, rows, selection, options, probe)
+
+    monkeypatch.setattr(type(setup.backend), "attend", lambda self, *given: watch(*given))
+    decode(engine, rounds=2)
+    steps = [seen[first:first + 5] for first in range(0, len(seen), 5)]
+    drafts = [step for step in steps if step[0][0]]
+    assert len(drafts) >= 10
+    for number, step in enumerate(drafts, 1):
+        whole = number % 5 == 3  # of a round of 5
+        for layer, (sparse, has_list, probed) in enumerate(step):
+            assert has_list
+            assert sparse == (layer not in (1, 3) or not whole)
+            assert probed == (3 if layer in (1, 3) and whole else 0)
+
+
 def test_kept_scores_belong_to_slot_and_layer() -> None:
     """By hand: two renewing layers, three slots. Planted fault: the scratch slot's scores read for a drafting row."""
     store = Selection(per_layer_lists(5, (1, 3)), SelectionConfig(merge="mix", mix=2.0), num_slots=3, max_model_len=6,

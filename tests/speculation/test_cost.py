@@ -40,6 +40,22 @@ def test_bytes_of_rows() -> None:
     assert kv.sparse_bytes(400, 5) == kv.full_bytes(405)
 
 
+def test_bytes_of_drafts_that_renew_seldom() -> None:
+    """Drafts 3, 6, ... read all in the 2 refresh layers, the others the budget there too.
+
+    Planted fault: refresh layers priced as whole at every draft.
+    """
+    kv = kv_shape(per_layer_lists(10, (2, 6), dense=(4, 5), refresh_every=3), SelectionConfig(budget=512), 100,
+                  windows=(None,) * 4 + (128, 128) + (None,) * 4)
+    assert kv.full_bytes(3000) == shape().full_bytes(3000)
+    for num_drafted in range(9):
+        whole = shape().sparse_bytes(3000, num_drafted)
+        saved = 0 if num_drafted in (2, 5, 8) else 100 * 2 * (3000 - 512)
+        assert kv.sparse_bytes(3000, num_drafted) == whole - saved
+    assert kv.mean_sparse_bytes(3000) == sum(kv.sparse_bytes(3000, j) for j in (0, 1, 2)) / 3
+    assert shape().mean_sparse_bytes(3000) == shape().sparse_bytes(3000, 2)
+
+
 def test_bytes_of_a_plan_are_those_of_its_rows() -> None:
     rows = (Row("a", 0, RowKind.SPARSE, 3004, 1, 5, True), Row("b", 1, RowKind.FULL, 999, 4, 3, True),
             Row("c", 2, RowKind.FULL, 256, 128, 0, False, tokens=(1,) * 128))

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aspire.speculation.layers import LayerPlan, dense_plan, per_layer_lists, selecting_layers, shared_list, static_list
+from aspire.speculation.layers import (
+    Between,
+    LayerPlan,
+    dense_plan,
+    per_layer_lists,
+    renews,
+    selecting_layers,
+    shared_list,
+    static_list,
+)
 
 
 @st.composite
@@ -42,6 +51,50 @@ def test_refresh_layers_of_a_known_plan() -> None:
     assert plan.reads == (0, 1, None, None, 2, None, 3, 3)
     assert plan.verify_writes == ((0,), (1,), (), (), (), (), (), ())
     assert plan.draft_writes == ((), (), (2,), (), (), (3,), (), ())
+
+
+@given(models(), st.integers(2, 5), st.sampled_from(["group", "layer"]))
+def test_lists_that_are_seldom_renewed_are_all_chosen_at_verification(
+        model: tuple[int, tuple[int, ...], tuple[int, ...]], every: int, between: Between) -> None:
+    """Every list has one layer that verifies it, and the nearest refresh layer at or below renews it; between renewals
+    a refresh layer reads the list that its own scores chose.
+
+    Planted fault: a refresh layer's list numbered but not chosen at verification.
+    """
+    num_layers, refresh, dense = model
+    plan = per_layer_lists(num_layers, refresh, dense, refresh_every=every, between=between)
+    often = per_layer_lists(num_layers, refresh, dense)
+    assert [index is None for index in plan.reads] == [index is None for index in often.reads]
+    assert sorted(index for lists in plan.verify_writes for index in lists) == list(range(plan.num_lists))
+    for layer in range(num_layers):
+        index = plan.reads_between(layer)
+        if layer in dense:
+            assert index is None
+            assert plan.verify_writes[layer] == ()
+            continue
+        nearest = [r for r in refresh if r <= layer][-1:]
+        assert [r for r, lists in enumerate(plan.draft_writes) if index in lists] == nearest
+        chooser = layer if between == "layer" or not nearest else nearest[0]
+        assert plan.verify_writes[chooser] == (index,)
+        assert often.reads_between(layer) == often.reads[layer]
+
+
+def test_a_known_plan_that_is_seldom_renewed() -> None:
+    plan = per_layer_lists(8, (2, 5), dense=(3,), refresh_every=3)
+    assert plan.reads == (0, 1, None, None, 2, None, 3, 3)
+    assert [plan.reads_between(layer) for layer in range(8)] == [0, 1, 2, None, 2, 3, 3, 3]
+    assert plan.verify_writes == ((0,), (1,), (2,), (), (), (3,), (), ())
+    assert plan.draft_writes == ((), (), (2,), (), (), (3,), (), ())
+    own = per_layer_lists(8, (2, 5), dense=(3,), refresh_every=3, between="layer")
+    assert [own.reads_between(layer) for layer in range(8)] == [0, 1, 2, None, 3, 4, 5, 6]
+    assert own.draft_writes == ((), (), (2, 3), (), (), (4, 5, 6), (), ())
+    assert shared_list(6, 4, refresh_every=2).reads_between(4) == 0
+
+
+def test_drafts_that_renew() -> None:
+    """Planted fault: counted from the draft after the verification's bonus token, one early."""
+    assert [n for n in range(9) if renews(n, 3)] == [2, 5, 8]
+    assert all(renews(n, 1) for n in range(9))
 
 
 def test_shared_list_is_written_by_one_layer_for_the_next_step() -> None:

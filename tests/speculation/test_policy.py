@@ -95,6 +95,11 @@ def test_overrides() -> None:
     streaming = resolve_policy("streaming", 4, overrides=Overrides(budget=256)).selection
     assert streaming.window == 252
     assert resolve_policy("aspire-paper", 4, overrides=Overrides(refresh=(1,))).layers.full_layers == (1,)
+    assert resolve_policy("aspire", 8, overrides=Overrides(refresh_every=1)).layers == resolve_policy("aspire", 8).layers
+    for name in ("aspire", "synchronized-aspire", "aspire-paper", "synchronized-aspire-paper"):
+        assert resolve_policy(name, 8, overrides=Overrides(refresh_every=3)).layers.refresh_every == 3
+    own = resolve_policy("aspire", 8, overrides=Overrides(refresh_every=2, between="layer")).layers
+    assert own.num_lists == 8
 
 
 @pytest.mark.parametrize(("name", "overrides", "words"), [
@@ -108,6 +113,12 @@ def test_overrides() -> None:
     ("autoregressive", Overrides(drafts=3), "drafts"),
     ("streaming", Overrides(refresh=(1,)), "refresh"),
     ("aspire-paper", Overrides(refresh=(1, 2)), "refresh"),
+    ("aspire", Overrides(refresh_every=0), "refresh_every.*0"),
+    ("delta", Overrides(refresh_every=2), "refresh_every.*2"),
+    ("pillar", Overrides(refresh_every=2), "refresh_every.*2"),
+    ("streaming", Overrides(refresh_every=2), "refresh_every.*2"),
+    ("aspire", Overrides(between="layer"), "between.*layer"),
+    ("aspire-paper", Overrides(refresh_every=2, between="layer"), "between.*layer"),
 ])
 def test_bad_requests_are_named(name: str, overrides: Overrides, words: str) -> None:
     with pytest.raises(ValueError, match=words):

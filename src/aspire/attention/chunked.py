@@ -19,7 +19,7 @@ MOST_KEYS = 1 << 16  # gathered for one call: 256 MiB at 8 key heads of 128 in 1
 
 
 class ChunkedAttention:
-    """An AttentionBackend that splits each step once. Layers with a sliding window or a soft cap are not split."""
+    """An AttentionBackend that splits each view of a step once. Layers with a sliding window or a soft cap are not split."""
 
     def __init__(self, new_backend: Callable[[], AttentionBackend], library: ChunkLibrary, *,
                  least: int = LEAST_QUERIES, most_keys: int = MOST_KEYS) -> None:
@@ -29,8 +29,7 @@ class ChunkedAttention:
         self._library = library
         self._least = least
         self._most_keys = most_keys
-        self._rows: AttentionRows | None = None
-        self._split: Split | None = None
+        self._splits: dict[int, tuple[AttentionRows, Split | None]] = {}  # by view
 
     @property
     def name(self) -> str:
@@ -69,11 +68,12 @@ class ChunkedAttention:
             return None
         if not self._library.supports(query):
             return None
-        if rows is not self._rows:
-            self._rows = rows
-            self._split = split_rows(rows, len(query), key_cache.shape[1], least=self._least,
-                                     most_keys=self._most_keys)
-        return self._split
+        known = self._splits.get(rows.view)
+        if known is not None and known[0] is rows:
+            return known[1]
+        split = split_rows(rows, len(query), key_cache.shape[1], least=self._least, most_keys=self._most_keys)
+        self._splits[rows.view] = rows, split
+        return split
 
     def _attend_group(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, group: ChunkGroup,
                       options: AttentionOptions, out: Tensor) -> None:

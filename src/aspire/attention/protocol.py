@@ -21,5 +21,5 @@ class AttentionBackend(Protocol):
     def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: AttentionRows,
                selection: RowSelection | None, options: AttentionOptions,
                probe: Probe | None) -> tuple[Tensor, Tensor | None]:
-        """See ops.paged_attention. `rows` is a fresh object in every step and the same one for all its layers."""
+        """See ops.paged_attention. `rows` is a fresh object in every step, the same one for all layers of a view."""
         ...

@@ -26,7 +26,8 @@ class AttentionRows:
     Query token i of a row with q tokens sits at position kv_len - q + i and sees keys up to and including its own.
     Padding rows have kv_len 0 and no tokens. Rows are either all keys ("full") or restricted ("sparse"): a sparse
     row has one query token and, where the layer gives a list, sees sinks [0, sinks), the listed units and the tail
-    [tail_start, kv_len). One object per step: a backend may plan its work once per object.
+    [tail_start, kv_len). A backend may plan its work once per object. view: tells apart the objects of one step that
+    take different rows for sparse.
     """
 
     query_start: Tensor  # int32 [R + 1]
@@ -38,6 +39,7 @@ class AttentionRows:
     max_query_len: int
     max_kv_len: int  # host's upper bound of kv_len
     host: tuple[HostRow, ...] = ()  # one per row; empty: sizes only, as in a step that is captured
+    view: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from aspire.ops.store_kv.triton import store_kv
 
 
 class TritonAttention:
-    """An AttentionBackend that plans each step once, on the device, and launches once per layer."""
+    """An AttentionBackend that plans each view of a step once, on the device, and launches once per layer."""
 
     name = "triton"
 
     def __init__(self, config: KernelConfig | None = None) -> None:
-        self._paged_attention = PagedAttention(config)
+        self._config = config
+        self._by_view: dict[int, PagedAttention] = {}
 
     def store(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
               options: AttentionOptions | None = None) -> None:
@@ -25,4 +26,6 @@ class TritonAttention:
                selection: RowSelection | None, options: AttentionOptions,
                probe: Probe | None) -> tuple[Tensor, Tensor | None]:
         """See ops.paged_attention."""
-        return self._paged_attention(query, key_cache, value_cache, rows, selection, options, probe)
+        if rows.view not in self._by_view:
+            self._by_view[rows.view] = PagedAttention(self._config)
+        return self._by_view[rows.view](query, key_cache, value_cache, rows, selection, options, probe)

@@ -46,6 +46,12 @@ VARIANTS: "MappingProxyType[str, Variant]" = MappingProxyType({
     "aspire-mix": Variant("aspire", Overrides(merge="mix", mix=0.5)),
     "aspire-mix2": Variant("aspire", Overrides(merge="mix", mix=2.0)),
     "aspire-cover90": Variant("aspire", Overrides(coverage=0.9)),
+    "aspire-every2": Variant("aspire", Overrides(refresh_every=2)),
+    "aspire-every3": Variant("aspire", Overrides(refresh_every=3)),
+    "aspire-every4": Variant("aspire", Overrides(refresh_every=4)),
+    "aspire-every3-own": Variant("aspire", Overrides(refresh_every=3, between="layer")),
+    "aspire-every4-own": Variant("aspire", Overrides(refresh_every=4, between="layer")),
+    "aspire-every6-own": Variant("aspire", Overrides(refresh_every=6, between="layer")),
     "aspire-max": Variant("aspire", Overrides(reduce="max")),
 })
 DEFAULT_SELECTIONS = ("full", "streaming", "aspire-paper", "pillar", "pillar-page16", "refresh-1", "refresh-1-page16",

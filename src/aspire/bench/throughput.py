@@ -31,6 +31,7 @@ from aspire.runtime.cache import KVCache
 from aspire.runtime.devices import choose_device, device_kit
 from aspire.runtime.runner import Model, Runner
 from aspire.schedule.blocks import BlockPool
+from aspire.speculation.policy import NO_OVERRIDES, Overrides
 from aspire.stats import StepStats
 
 
@@ -44,6 +45,7 @@ class Workload:
     temperature: float
     random_context: bool
     replay: float | None
+    overrides: Overrides = NO_OVERRIDES
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,8 @@ class Bench:
         limit = work.context + work.new_tokens + 1
         options: EngineOptions = {"max_num_seqs": work.batch, "max_model_len": min(limit, self.spec.max_model_len),
                                   "max_num_batched_tokens": 8192, "dtype": self.dtype,
-                                  "enable_prefix_caching": False, **self.options, "policy": policy}
+                                  "enable_prefix_caching": False, **self.options, "policy": policy,
+                                  "overrides": work.overrides}
         config = EngineConfig.from_options(self.shape, options)
         config = config.resolve(device=self.device.type, model_dtype=self.spec.dtype,
                                 model_limit=self.spec.max_model_len)

@@ -9,6 +9,8 @@ def throughput(
     shape: Annotated[str, typer.Option(metavar="NAME", help="Known model shape, with dummy weights")] = "llama-3.1-8b",
     policy: Annotated[list[str] | None, typer.Option(
         metavar="NAME", help="May be repeated; default autoregressive and aspire")] = None,
+    refresh_every: Annotated[int, typer.Option(
+        min=1, metavar="N", help="Drafts from one renewal of the lists to the next, in policies that renew them")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Requests")] = 16,
     context: Annotated[int, typer.Option(min=1, help="Tokens of context, filled with noise")] = 32768,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per request")] = 256,
@@ -24,18 +26,22 @@ def throughput(
     from aspire.bench.profile import print_profile, profile_steps
     from aspire.bench.throughput import Bench, Workload, print_table
     from aspire.config import EngineOptions
-    from aspire.speculation.policy import resolve_policy
+    from aspire.speculation.policy import NO_OVERRIDES, Overrides, resolve_policy
 
     if loop not in ("auto", "plain", "overlapped"):
         raise ValueError(f"loop must be one of auto, plain, overlapped, got {loop!r}")
     policies = policy or ["autoregressive", "aspire"]
+    changes = {}
     for name in policies:
-        resolve_policy(name, 4)  # refuses an unknown name before minutes are spent on the known ones
+        preset = resolve_policy(name, 4)  # refuses an unknown name before minutes are spent on the known ones
+        renews = preset.lossless and any(preset.layers.draft_writes)
+        changes[name] = Overrides(refresh_every=refresh_every) if renews else NO_OVERRIDES
     options: EngineOptions = {"loop": loop, "batch_invariant": batch_invariant,  # type: ignore[typeddict-item]
                               "capture_at_start": False}
     bench = Bench(shape, model=None, dtype=dtype, options=options)
     works = {name: Workload(batch, context, new_tokens, temperature, True,
-                            None if name == "autoregressive" else replay_acceptance) for name in policies}
+                            None if name == "autoregressive" else replay_acceptance, changes[name])
+             for name in policies}
     print_table([bench.measure(name, work) for name, work in works.items()])
     for name, work in works.items() if profile else ():
         print(f"policy {name}")

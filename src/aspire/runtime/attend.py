@@ -1,6 +1,6 @@
 """What a layer does with its queries in a mixed step: store KV, attend, score, renew selections."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ class StepAttention:
         self.setup = setup
         self.located = located
         self.shape = shape
+        self._resting = None if setup.layers.refresh_every == 1 else replace(
+            located.rows, sparse=inputs.rests.bool(), view=1)
         self._pending: list[tuple[tuple[int, ...], Tensor, Tensor, Tensor]] = []
         self._verify = self._verify_rows(inputs, scratch) if shape.verify_probes else None
         self._draft = self._draft_rows(inputs, scratch) if shape.draft_probes else None
@@ -54,12 +56,14 @@ class StepAttention:
         setup = self.setup
         key_cache, value_cache = setup.cache.key[layer], setup.cache.value[layer]
         setup.backend.store(key, value, key_cache, value_cache, self.located.slot_mapping)
-        reads = setup.layers.reads[layer]
+        reads, rows = setup.layers.reads[layer], self.located.rows
+        if self._resting is not None and reads is None:
+            reads = setup.layers.reads_between(layer)
+            rows = rows if reads is None else self._resting
         selection = None if reads is None else setup.selection.view(reads)
         scoring = self._scoring(layer)
         probe = None if scoring is None else self._probe(scoring, query)
-        out, lse = setup.backend.attend(query, key_cache, value_cache, self.located.rows, selection,
-                                        setup.options[layer], probe)
+        out, lse = setup.backend.attend(query, key_cache, value_cache, rows, selection, setup.options[layer], probe)
         if scoring is not None and probe is not None:
             assert lse is not None, "a probe comes with the log-sum-exp"
             self._renew(layer, scoring, probe, lse)

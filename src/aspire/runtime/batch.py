@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aspire.attention.rows import HostRow
 from aspire.schedule.plan import Row, RowKind, StepPlan
+from aspire.speculation.layers import renews
 
 Lists = dict[str, list[int]]  # by field of StepInputs
 
@@ -47,6 +48,7 @@ class StepInputs:
     num_drafted: Tensor  # [R] drafts to verify, or made before this one
     decode: Tensor  # [R] 1: inputs and positions come from the slot's state
     sparse: Tensor  # [R] 1: sparse row
+    rests: Tensor  # [R] 1: sparse row that renews no lists, and reads lists in the layers that renew them
     emits: Tensor  # [R] 1: the pick is output
     pick_token: Tensor  # [N] token index
     pick_row: Tensor  # [N]
@@ -76,6 +78,7 @@ class BatchLayout:
     blocks_per_slot: int
     scratch_slot: int
     scores_drafts: bool  # some layer renews lists from sparse rows
+    refresh_every: int = 1  # which drafts do
 
 
 def spread_queries(num_tokens: int, window: int, count: int) -> list[int]:
@@ -147,6 +150,9 @@ class BatchBuilder:
         lists["num_drafted"].append(row.num_drafted)
         lists["decode"].append(0 if row.tokens else 1)
         lists["sparse"].append(1 if row.kind is RowKind.SPARSE else 0)
+        if self.layout.refresh_every > 1:
+            rests = row.kind is RowKind.SPARSE and not renews(row.num_drafted, self.layout.refresh_every)
+            lists["rests"].append(1 if rests else 0)
         lists["emits"].append(1 if row.samples and row.emits else 0)
 
     def _add_picks(self, lists: Lists, index: int, row: Row, first: int) -> None:
@@ -162,7 +168,7 @@ class BatchBuilder:
         if not row.samples:
             return
         if row.kind is RowKind.SPARSE:
-            if self.layout.scores_drafts:
+            if self.layout.scores_drafts and renews(row.num_drafted, self.layout.refresh_every):
                 lists["draft_row"].append(index)
             return
         offsets = spread_queries(row.num_tokens, self.layout.draft_limit + 1, self.layout.scoring_queries)

@@ -51,7 +51,7 @@ class Selection:
 
     The two tables are filled by `SelectionConfig` itself, so host and device agree by construction. A slot's new owner
     needs no clearing: its first full row that samples anchors the tail, and that row's scores, or a refresh layer's in
-    the same draft, set every list before a sparse row reads it.
+    the same draft, set every list before a sparse row reads it (between renewals: that row's scores alone).
     """
 
     def __init__(self, layers: LayerPlan, config: SelectionConfig, *, num_slots: int, max_model_len: int,
@@ -82,6 +82,11 @@ class Selection:
 
     def store(self, lists: tuple[int, ...], slots: Tensor, units: Tensor, num_units: Tensor) -> None:
         """Set lists of slots [N] to units [N, C] with num_units [N] in use."""
+        first, last = lists[0], lists[-1]
+        if len(lists) > 1 and lists == tuple(range(first, last + 1)):  # at once
+            self.units[first:last + 1, slots] = units
+            self.num_units[first:last + 1, slots] = num_units
+            return
         for index in lists:
             self.units[index, slots] = units
             self.num_units[index, slots] = num_units

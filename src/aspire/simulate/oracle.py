@@ -74,7 +74,7 @@ class JointGreedy:
         """Tokens gained by verifying now rather than drafting on, KV time priced, token time not."""
         context, limit, d = request.context, self.draft_limit, request.num_drafted
         full = rate * cost.per_byte * cost.kv.full_bytes(context)
-        sparse = rate * cost.per_byte * cost.kv.sparse_bytes(context, 2)
+        sparse = rate * cost.per_byte * cost.kv.mean_sparse_bytes(context)
         tokens = [1.0]
         for chance in survival:
             tokens.append(tokens[-1] + chance)

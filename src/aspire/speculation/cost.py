@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aspire.speculation.layers import LayerPlan
+from aspire.speculation.layers import LayerPlan, renews
 from aspire.speculation.selection import SelectionConfig
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class KvShape:
 
     bytes_per_token: keys and values of one token in one layer. num_full: layers a sparse row reads whole;
     num_listed: layers with a list. windows: (window, number of layers) of the sliding layers, the same for all rows.
+    num_resting: of the whole ones, those with a list in drafts that do not renew; only every `refresh_every`th does.
     """
 
     bytes_per_token: int
@@ -28,6 +29,8 @@ class KvShape:
     num_listed: int
     windows: tuple[tuple[int, int], ...]
     selection: SelectionConfig
+    num_resting: int = 0
+    refresh_every: int = 1
 
     def full_bytes(self, kv_len: int) -> float:
         """A full row whose last token sees `kv_len` keys (its tokens share the reading)."""
@@ -36,8 +39,16 @@ class KvShape:
     def sparse_bytes(self, context: int, num_drafted: int) -> float:
         """A sparse row of a request with `context` known tokens and `num_drafted` drafts before this one."""
         kv_len = context + num_drafted
-        listed = self.selection.tokens_read(context, num_drafted)
-        return self.bytes_per_token * (self.num_full * kv_len + self.num_listed * listed + self._sliding(kv_len))
+        resting = 0 if renews(num_drafted, self.refresh_every) else self.num_resting
+        whole = (self.num_full - resting) * kv_len
+        listed = (self.num_listed + resting) * self.selection.tokens_read(context, num_drafted)
+        return self.bytes_per_token * (whole + listed + self._sliding(kv_len))
+
+    def mean_sparse_bytes(self, context: int) -> float:
+        """The mean sparse row of a long round."""
+        if self.num_resting == 0:
+            return self.sparse_bytes(context, 2)
+        return sum(self.sparse_bytes(context, j) for j in range(self.refresh_every)) / self.refresh_every
 
     def plan_bytes(self, plan: "StepPlan") -> float:
         """All rows of a step."""
@@ -67,7 +78,9 @@ def kv_shape(layers: LayerPlan, selection: SelectionConfig, bytes_per_token: int
     sizes = sorted({span for span in spans if span is not None})
     full = sum(1 for span, index in zip(spans, layers.reads, strict=True) if span is None and index is None)
     listed = sum(1 for span, index in zip(spans, layers.reads, strict=True) if span is None and index is not None)
-    return KvShape(bytes_per_token, full, listed, tuple((size, spans.count(size)) for size in sizes), selection)
+    resting = sum(1 for layer, index in enumerate(layers.reads) if index != layers.reads_between(layer))
+    return KvShape(bytes_per_token, full, listed, tuple((size, spans.count(size)) for size in sizes), selection,
+                   resting, layers.refresh_every)
 
 
 @dataclass(frozen=True, slots=True)

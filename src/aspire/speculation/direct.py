@@ -167,7 +167,7 @@ class Direct:
         if last is not None and 0 <= request.context - last.context <= last.context // 64:
             return last.context, last.read_draft, last.read_full
         context = request.context
-        return (context, cost.per_byte * cost.kv.sparse_bytes(context, 2),
+        return (context, cost.per_byte * cost.kv.mean_sparse_bytes(context),
                 cost.per_byte * cost.kv.full_bytes(context))
 
     def _measure(self, targets: list[_Target], outlook: Outlook) -> None:

@@ -9,6 +9,7 @@ from aspire.speculation.acceptance import AcceptanceEstimator, PublishedEstimato
 from aspire.speculation.cadence import Adaptive, Always, Cadence, Lockstep, NeverVerify, Staggered
 from aspire.speculation.direct import Direct
 from aspire.speculation.layers import (
+    Between,
     LayerPlan,
     dense_plan,
     per_layer_lists,
@@ -57,6 +58,7 @@ class Policy:
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A recipe. `depths`: places of refresh or selecting layers as fractions of the depth ("per-layer", "selecting").
+    `refresh_every`: see LayerPlan.
     `cadence` takes the draft length or limit (`drafts` unless overridden)."""
 
     summary: str
@@ -67,6 +69,7 @@ class Preset:
     depths: tuple[float, ...] = ()
     estimator: EstimatorKind = "survival"
     lossless: bool = True
+    refresh_every: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,14 @@ class Overrides:
 
     drafts: draft length (lock step, staggered) or limit (adaptive rules). refresh: layer indices. min_draft: 0 lets
     `aspire` stop speculating, 1 always drafts. With `unit`, the preset's own token counts are rounded up to it.
+    refresh_every: drafts from one renewal of the lists to the next. between: what is read meanwhile, see
+    `per_layer_lists`.
     """
 
     drafts: int | None = None
     refresh: tuple[int, ...] | None = None
+    refresh_every: int | None = None
+    between: Between | None = None
     unit: int | None = None
     sinks: int | None = None
     window: int | None = None
@@ -139,14 +146,15 @@ def resolve_policy(name: str, num_layers: int, windows: tuple[int | None, ...] =
     if windows and len(windows) != num_layers:
         raise ValueError(f"windows must have one entry for each of the {num_layers} layers, got {len(windows)}")
     seeing = tuple(layer for layer in range(num_layers) if not windows or windows[layer] is None)
-    layers = _layer_plan(preset, num_layers, seeing, overrides.refresh)
+    layers = _layer_plan(preset, num_layers, seeing, overrides)
     return Policy(name, preset.lossless, layers, _selection(preset.selection, overrides),
                   _cadence(name, preset, overrides), preset.estimator, overrides.judge or "shared-noise")
 
 
 def _layer_plan(preset: Preset, num_layers: int, seeing: tuple[int, ...],
-                refresh: tuple[int, ...] | None) -> LayerPlan:
+                overrides: Overrides) -> LayerPlan:
     """seeing: the layers that attend to everything; only they can refresh or keep a list."""
+    refresh, every = overrides.refresh, _refresh_every(preset, overrides)
     dense = tuple(layer for layer in range(num_layers) if layer not in seeing)
     if refresh is not None and preset.plan not in ("per-layer", "shared", "selecting"):
         raise ValueError(f"refresh must not be given for a policy without selection lists, got {list(refresh)}")
@@ -155,14 +163,31 @@ def _layer_plan(preset: Preset, num_layers: int, seeing: tuple[int, ...],
     if preset.plan == "static":
         return static_list(num_layers, dense)
     if preset.plan == "per-layer":
-        return per_layer_lists(num_layers, _at_depths(preset.depths, seeing) if refresh is None else refresh, dense)
+        return per_layer_lists(num_layers, _at_depths(preset.depths, seeing) if refresh is None else refresh, dense,
+                               refresh_every=every, between=overrides.between or "group")
     if preset.plan == "shared":
         if refresh is not None and len(refresh) != 1:
             raise ValueError(f"refresh must be one layer for this policy, got {list(refresh)}")
-        return shared_list(num_layers, seeing[max(0, len(seeing) - 2)] if refresh is None else refresh[0], dense)
+        return shared_list(num_layers, seeing[max(0, len(seeing) - 2)] if refresh is None else refresh[0], dense,
+                           refresh_every=every)
     first_two = tuple(layer for layer in (0, 1) if layer not in dense and layer < num_layers)
     selecting = _at_depths(preset.depths, seeing) if refresh is None else refresh
     return selecting_layers(num_layers, selecting, tuple(sorted({*dense, *first_two} - set(selecting))))
+
+
+def _refresh_every(preset: Preset, overrides: Overrides) -> int:
+    """Refused where it would change nothing, and without verifications: those set the lists to read meanwhile."""
+    every = _given(overrides.refresh_every, preset.refresh_every)
+    if every < 1:
+        raise ValueError(f"refresh_every must be an integer >= 1, got {every!r}")
+    may_renew = preset.plan == "shared" or (preset.plan == "per-layer" and bool(overrides.refresh or preset.depths))
+    if every > 1 and not may_renew:
+        raise ValueError(f"refresh_every must be 1 for a policy without refresh layers or without verification, "
+                         f"got {every!r}")
+    if overrides.between not in (None, "group") and (every == 1 or preset.plan != "per-layer"):
+        raise ValueError(f"between must only be given for lists per layer and refresh_every above 1, "
+                         f"got {overrides.between!r}")
+    return every
 
 
 def _at_depths(depths: tuple[float, ...], seeing: tuple[int, ...]) -> tuple[int, ...]:
