@@ -1,6 +1,7 @@
 """Rules that choose lists, end to end: merging with verified scores, and budgets by coverage of the mass."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def test_lists_change_at_the_drafts_that_renew_and_at_no_other(lab: Lab, between
                 assert all(not torch.equal(steps[0][one, row], steps[0][other, row]) for one, other in groups)
                 assert all(torch.equal(steps[2][one, row], steps[2][other, row]) for one, other in groups)
     assert min(changed) > 0
-    for before, after in zip(rounds, rounds[1:], strict=False):
+    for before, after in pairwise(rounds):
         assert not torch.equal(before[-1][renewed, :3], after[0][renewed, :3])
 
 

@@ -15,6 +15,7 @@ from aspire.simulate.traces import Trace, forecast_error, load_traces, recorded_
 from aspire.speculation.acceptance import PublishedEstimator, SurvivalEstimator
 from aspire.speculation.cadence import Always, Staggered
 from aspire.speculation.direct import Direct
+from aspire.speculation.policy import Overrides
 
 COST = cost_of(MACHINES["h200-llama-8b"])
 
@@ -38,6 +39,22 @@ def test_plain_decoding_takes_the_time_the_cost_model_says(loop: str) -> None:
     assert totals.emitted == 4 * 49
     assert totals.steps == 49
     assert totals.seconds == pytest.approx(expected, rel=1e-3)
+
+
+def test_seldom_renewed_lists_cost_what_their_drafts_read() -> None:
+    """Rounds of 5 drafts, the third of them whole in the refresh layers: simulated KV bytes against a sum by hand.
+
+    Planted fault: every draft priced as one that renews.
+    """
+    cost = cost_of(MACHINES["h200-llama-8b"], Overrides(refresh_every=3))
+    kv, context = cost.kv, 16_000
+    totals = Simulation(Scenario("seldom", (SimulatedRequest(context, 400, constant(0.0)),)), Staggered(5),
+                        SurvivalEstimator(), cost).run()
+    listed = kv.num_listed + kv.num_resting
+    each = kv.bytes_per_token * ((5 * listed - kv.num_resting) * 512 + kv.num_resting * context
+                                 + (kv.num_full + kv.num_listed) * context)
+    assert kv.num_full == kv.num_resting == 4
+    assert totals.kv_bytes == pytest.approx(399 * each, rel=0.02)
 
 
 def test_fixed_lengths_reach_their_stationary_rate() -> None:

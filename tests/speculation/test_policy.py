@@ -95,7 +95,8 @@ def test_overrides() -> None:
     streaming = resolve_policy("streaming", 4, overrides=Overrides(budget=256)).selection
     assert streaming.window == 252
     assert resolve_policy("aspire-paper", 4, overrides=Overrides(refresh=(1,))).layers.full_layers == (1,)
-    assert resolve_policy("aspire", 8, overrides=Overrides(refresh_every=1)).layers == resolve_policy("aspire", 8).layers
+    plain = resolve_policy("aspire", 8).layers
+    assert resolve_policy("aspire", 8, overrides=Overrides(refresh_every=1)).layers == plain
     for name in ("aspire", "synchronized-aspire", "aspire-paper", "synchronized-aspire-paper"):
         assert resolve_policy(name, 8, overrides=Overrides(refresh_every=3)).layers.refresh_every == 3
     own = resolve_policy("aspire", 8, overrides=Overrides(refresh_every=2, between="layer")).layers

@@ -145,7 +145,9 @@ class Bench:
         self._wait()
         while engine.has_unfinished:
             engine.advance()
-        result = self._result(policy, work, recorder.steps, decoding_since or 0.0, engine)
+        every = engine.scheduler.cost.kv.refresh_every
+        name = policy if every == 1 else f"{policy} every {every}"
+        result = self._result(name, work, recorder.steps, decoding_since or 0.0, engine)
         del engine
         self.free()
         return result

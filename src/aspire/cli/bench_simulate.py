@@ -22,11 +22,14 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Of contexts, acceptance and luck")] = 0,
     policies: Annotated[str, typer.Option(help="Comma-separated names, or all")] = DEFAULT_POLICIES,
     scenario: Annotated[str, typer.Option(help="Only scenarios whose name holds this text")] = "",
+    refresh_every: Annotated[int, typer.Option(
+        min=1, metavar="N", help="Drafts from one renewal of the lists to the next: changes what drafts read")] = 1,
     traces: Annotated[str | None, typer.Option(metavar="FILE", help="Recorded verifications, JSON lines")] = None,
 ) -> None:
     """Compare scheduling policies on simulated batches; one table per scenario, one JSON line last."""
     from aspire.simulate.suite import MACHINES, compare, cost_of, scenarios
     from aspire.simulate.traces import load_traces, recorded_scenario
+    from aspire.speculation.policy import Overrides
 
     if machine not in MACHINES:
         raise ValueError(f"machine must be one of {', '.join(MACHINES)}, got {machine!r}")
@@ -37,14 +40,14 @@ def simulate(
         chosen.append(recorded_scenario(recordings, batch, seconds))
     if not chosen:
         raise ValueError(f"scenario must be part of a scenario's name, got {scenario!r}")
-    cost = cost_of(MACHINES[machine])
+    cost = cost_of(MACHINES[machine], Overrides(refresh_every=refresh_every))
     results = []
     for one in chosen:
         totals = compare(one, cost, entrants)
         results.append(summarise(one, totals))
         show(results[-1])
     summary: dict[str, object] = {"bench": "simulate", "machine": machine, "batch": batch, "seed": seed,
-                                  "seconds": seconds, "scenarios": results}
+                                  "seconds": seconds, "refresh_every": refresh_every, "scenarios": results}
     if recordings:
         summary["forecast_error"] = forecast_errors(recordings)
     print(json.dumps(summary))

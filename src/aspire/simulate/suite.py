@@ -13,7 +13,7 @@ from aspire.speculation.acceptance import AcceptanceEstimator, PublishedEstimato
 from aspire.speculation.cadence import Adaptive, Always, Cadence, Lockstep, Staggered
 from aspire.speculation.cost import CostModel, kv_shape
 from aspire.speculation.direct import Direct
-from aspire.speculation.policy import resolve_policy
+from aspire.speculation.policy import NO_OVERRIDES, Overrides, resolve_policy
 
 LIMIT = 16
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16)
@@ -102,9 +102,9 @@ def scenarios(seed: int = 0, batch: int = 64, horizon: float = 20.0) -> tuple[Sc
     )
 
 
-def cost_of(machine: Machine, budget: int = 512) -> CostModel:
-    """The machine's cost model under the default preset's layers and the given selection budget."""
-    policy = resolve_policy("aspire", machine.num_layers)
+def cost_of(machine: Machine, changes: Overrides = NO_OVERRIDES) -> CostModel:
+    """The machine's cost model under the default preset's layers and selection, or changed ones."""
+    policy = resolve_policy("aspire", machine.num_layers, overrides=changes)
     return machine.cost(kv_shape(policy.layers, policy.selection, machine.bytes_per_token))
 
 

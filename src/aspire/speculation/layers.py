@@ -88,8 +88,9 @@ def per_layer_lists(num_layers: int, refresh: tuple[int, ...] = (), dense: tuple
     before they read, so a verification need not score there. `dense` layers (windowed ones, say) read what they
     always read.
 
-    Where only every `refresh_every`th draft renews, the drafts before read what a verification chose. between: "group": the
-    refresh layer's choice, for it and the layers above; "layer": each layer its own, until a renewal sets them all.
+    Where only every `refresh_every`th draft renews, the drafts before read what a verification chose. between:
+    "group": the refresh layer's choice, for it and the layers above; "layer": each layer its own, until a renewal sets
+    them all.
 
     Raises ValueError for a layer outside the model or in both tuples.
     """
