@@ -85,6 +85,22 @@ def attend(backend: ReferenceAttention | ChunkedAttention, case: AttentionCase) 
                           case.probe)
 
 
+def test_views_of_a_step_are_split_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers alternate between two views, as where lists are seldom renewed. Planted fault: only the last view kept."""
+    rows, num_probed = MIXES["between decoding rows"]
+    spec = CaseSpec(rows, num_heads=6, num_kv_heads=2, head_dim=16)
+    first = with_host(make_case(spec, seed=1), spec, num_probed)
+    second = replace(first, rows=replace(first.rows, sparse=torch.zeros_like(first.rows.sparse), view=1))
+    split = []
+    monkeypatch.setattr("aspire.attention.chunked.split_rows",
+                        lambda rows, *given, **named: (split.append(rows.view), split_rows(rows, *given, **named))[1])
+    backend = ChunkedAttention(ReferenceAttention, MaskedChunks(), least=16)
+    for case in (first, second, first, second):
+        expected, _ = attend(ReferenceAttention(), case)
+        torch.testing.assert_close(attend(backend, case)[0], expected, atol=2e-6, rtol=2e-5)
+    assert split == [0, 1]
+
+
 @pytest.mark.parametrize("most_keys", [1 << 16, 1], ids=["together", "one by one"])
 @pytest.mark.parametrize("mix", MIXES)
 def test_equals_one_backend_for_all_rows(mix: str, most_keys: int) -> None:

@@ -19,7 +19,8 @@ MOST_KEYS = 1 << 16  # gathered for one call: 256 MiB at 8 key heads of 128 in 1
 
 
 class ChunkedAttention:
-    """An AttentionBackend that splits each view of a step once. Layers with a sliding window or a soft cap are not split."""
+    """An AttentionBackend that splits each view of a step once. Layers with a sliding window or a soft cap are not
+    split."""
 
     def __init__(self, new_backend: Callable[[], AttentionBackend], library: ChunkLibrary, *,
                  least: int = LEAST_QUERIES, most_keys: int = MOST_KEYS) -> None:
