@@ -8,6 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -40,8 +41,10 @@ class Profile:
         return max(0.0, 1 - self.busy_ms / self.span_ms)
 
 
-def profile_steps(bench: Bench, policy: str, work: Workload, *, warm_up: int = 40, steps: int = 20) -> Profile:
-    """Profile `steps` steps of one engine after `warm_up` unprofiled ones. Raises RuntimeError without CUDA."""
+def profile_steps(bench: Bench, policy: str, work: Workload, *, warm_up: int = 40, steps: int = 20,
+                  trace: Path | None = None) -> Profile:
+    """Profile `steps` steps of one engine after `warm_up` unprofiled ones. trace: where to write all kernels as a
+    Chrome trace. Raises RuntimeError without CUDA."""
     if bench.device.type != "cuda":
         raise RuntimeError("profiling needs a CUDA device")
     engine, recorder = bench.begin(policy, work)
@@ -52,6 +55,8 @@ def profile_steps(bench: Bench, policy: str, work: Workload, *, warm_up: int = 4
         for _ in range(steps):
             engine.advance()
         torch.cuda.synchronize()
+    if trace is not None:
+        recording.export_chrome_trace(str(trace))
     timed = recorder.steps[8:warm_up]
     while engine.has_unfinished:
         engine.advance()
@@ -67,7 +72,7 @@ def _kernels(recording: profile, steps: int) -> tuple[tuple[KernelTime, ...], fl
     seconds: dict[str, float] = defaultdict(float)
     first, last = float("inf"), 0.0
     for event in recording.events():
-        if event.device_type != torch.autograd.DeviceType.CUDA:
+        if event.device_type.name != "CUDA":
             continue
         name = _short(event.name)
         calls[name] += 1

@@ -12,6 +12,8 @@ from aspire.runtime.sampling import Mode
 from aspire.schedule.blocks import Allocation, BlockPool
 
 REPLAY_STREAM = 7
+NUM_COINS = 1 << 20
+STRIDE = 7919  # between the coins of neighbouring seeds
 
 
 class PretendCached(BlockPool):
@@ -24,19 +26,22 @@ class PretendCached(BlockPool):
 
 
 class ReplayJudge:
-    """Accepts drafts by a coin of fixed bias; picks stay the model's."""
+    """Accepts drafts by a coin of fixed bias; picks stay the model's. A coin is looked up by seed and position: what
+    it costs must not count as part of a step, and requests of one seed share their luck."""
 
     def __init__(self, judge: Judge, rate: float) -> None:
         assert isinstance(judge, SharedNoiseJudge), "replay works on the shared-noise judge"
         self.judge = judge
-        self.rate = rate
+        device = judge.state.tokens.device
+        index = torch.arange(NUM_COINS, device=device)
+        self.accepts = uniform(noise_words(index, index, 1, REPLAY_STREAM)).view(-1) < rate  # bool [NUM_COINS]
 
     def decide(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Outcome:
         outcome = self.judge.decide(logits, position, inputs, mode)
         at = position[inputs.pick_index[:, :-1]]  # [R, K]
-        seed = self.judge.sampling.seed[inputs.slot][:, None].expand_as(at)
-        coin = uniform(noise_words(seed.reshape(-1), at.reshape(-1), 1, REPLAY_STREAM)).view(at.shape)
+        seed = self.judge.sampling.seed[inputs.slot][:, None]
+        coin = self.accepts[(seed * STRIDE + at) % NUM_COINS]
         index = torch.arange(at.shape[1], device=at.device)
         verified = torch.where((inputs.decode == 1) & (inputs.sparse == 0), inputs.num_drafted, 0)
-        passed = (coin < self.rate) & (index < verified[:, None])
+        passed = coin & (index < verified[:, None])
         return Outcome(outcome.picks, passed.int().cumprod(1).sum(1).long(), outcome.margin)

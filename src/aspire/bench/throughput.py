@@ -167,10 +167,9 @@ class Bench:
             generator = torch.Generator().manual_seed(0)
             prompts = torch.randint(0, self.spec.vocab_size, (work.batch, work.context), generator=generator).tolist()
         assert prompts is not None, "prompts, or random ones"
-        params = SamplingParams(temperature=work.temperature, max_tokens=work.new_tokens, ignore_eos=True,
-                                detokenize=False, seed=1)
         for index, prompt in enumerate(prompts):
-            engine.add(str(index), prompt, params)
+            engine.add(str(index), prompt, SamplingParams(temperature=work.temperature, max_tokens=work.new_tokens,
+                                                          ignore_eos=True, detokenize=False, seed=index))
         return engine, recorder
 
     def _engine(self, policy: str, work: Workload, recorder: Recorder) -> Engine:

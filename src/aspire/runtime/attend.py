@@ -7,6 +7,7 @@ from torch import Tensor
 
 from aspire.attention.protocol import AttentionBackend
 from aspire.attention.rows import AttentionOptions, Probe
+from aspire.ops.select_topk.lists import ListRows
 from aspire.runtime.batch import StepInputs, StepShape
 from aspire.runtime.cache import KVCache, Selection
 from aspire.runtime.operators import Operators
@@ -34,6 +35,9 @@ class ScoringRows:
     row: Tensor  # int32 [N]
     slot: Tensor  # int64 [N], scratch for padding
     num_verify: int
+    first: Tensor  # int32 [N] candidates for the slot's lists: units [first, last)
+    last: Tensor  # int32 [N]
+    wanted: Tensor  # int32 [N] how many of them
 
 
 class StepAttention:
@@ -46,7 +50,7 @@ class StepAttention:
         self.shape = shape
         self._resting = None if setup.layers.refresh_every == 1 else replace(
             located.rows, sparse=inputs.rests.bool(), view=1)
-        self._pending: list[tuple[tuple[int, ...], Tensor, Tensor, Tensor]] = []
+        self._pending: list[tuple[ScoringRows, Tensor, ListRows]] = []
         self._verify = self._verify_rows(inputs, scratch) if shape.verify_probes else None
         self._draft = self._draft_rows(inputs, scratch) if shape.draft_probes else None
         self._both = _join(self._verify, self._draft)
@@ -70,8 +74,8 @@ class StepAttention:
         return out
 
     def finish(self) -> None:
-        for lists, slots, units, num_units in self._pending:
-            self.setup.selection.store(lists, slots, units, num_units)
+        for change in self._pending:
+            self._select(*change)
         self._pending.clear()
 
     def _scoring(self, layer: int) -> ScoringRows | None:
@@ -95,31 +99,33 @@ class StepAttention:
                                       window=self.setup.options[layer].window)  # [N, U]
         if config.merge == "mix" and plan.draft_writes[layer]:
             store.mix(sum(map(bool, plan.draft_writes[:layer])), scoring.slot, scores, scoring.num_verify)
-        last = store.tail_start[scoring.slot] // config.unit
-        units, num_units = operators.select_topk(
-            scores, torch.full_like(last, store.first_unit), last, store.quota[scoring.slot],
-            capacity=store.capacity, coverage=config.coverage)
-        parts = ((plan.verify_writes[layer], slice(0, scoring.num_verify)),
-                 (plan.draft_writes[layer], slice(scoring.num_verify, None)))
-        for lists, part in parts:
-            if not lists or not len(scoring.slot[part]):
-                continue
-            change = (lists, scoring.slot[part], units[part], num_units[part])
-            if plan.apply == "same_step":
-                store.store(*change)
-            else:
-                self._pending.append(change)
+        lists = ListRows(store.units, store.num_units, scoring.slot, scoring.num_verify,
+                         _span(plan.verify_writes[layer]), _span(plan.draft_writes[layer]))
+        if plan.apply == "same_step":
+            self._select(scoring, scores, lists)
+        else:
+            self._pending.append((scoring, scores, lists))
+
+    def _select(self, scoring: ScoringRows, scores: Tensor, lists: ListRows) -> None:
+        self.setup.operators.select_into(scores, scoring.first, scoring.last, scoring.wanted,
+                                         coverage=self.setup.selection.config.coverage, lists=lists)
 
     def _verify_rows(self, inputs: StepInputs, scratch: int) -> ScoringRows:
         row = inputs.verify_row
         slot = torch.where(row >= 0, inputs.slot[row], scratch)
-        return ScoringRows(inputs.verify_token.int(), row.int(), slot, len(row))
+        return self._scoring_rows(inputs.verify_token.int(), row.int(), slot, len(row))
 
     def _draft_rows(self, inputs: StepInputs, scratch: int) -> ScoringRows:
         row = inputs.draft_row
         slot = torch.where(row >= 0, inputs.slot[row], scratch)
         token = torch.where(row >= 0, inputs.query_start[row], -1)[:, None]
-        return ScoringRows(token.int(), row.int(), slot, 0)
+        return self._scoring_rows(token.int(), row.int(), slot, 0)
+
+    def _scoring_rows(self, token: Tensor, row: Tensor, slot: Tensor, num_verify: int) -> ScoringRows:
+        store = self.setup.selection
+        last = store.tail_start[slot] // store.config.unit
+        return ScoringRows(token, row, slot, num_verify, torch.full_like(last, store.first_unit), last,
+                           store.quota[slot])
 
 
 def _join(verify: ScoringRows | None, draft: ScoringRows | None) -> ScoringRows | None:
@@ -128,5 +134,12 @@ def _join(verify: ScoringRows | None, draft: ScoringRows | None) -> ScoringRows 
         return verify or draft
     spare = verify.token.shape[1] - draft.token.shape[1]
     token = torch.nn.functional.pad(draft.token, (0, spare), value=-1)
-    return ScoringRows(torch.cat([verify.token, token]), torch.cat([verify.row, draft.row]),
-                       torch.cat([verify.slot, draft.slot]), verify.num_verify)
+    joined = (torch.cat([getattr(verify, name), getattr(draft, name)])
+              for name in ("row", "slot", "first", "last", "wanted"))
+    row, slot, first, last, wanted = joined
+    return ScoringRows(torch.cat([verify.token, token]), row, slot, verify.num_verify, first, last, wanted)
+
+
+def _span(lists: tuple[int, ...]) -> tuple[int, int]:
+    """Lists that follow each other, as (first, count)."""
+    return (lists[0], len(lists)) if lists else (0, 0)

@@ -80,17 +80,6 @@ class Selection:
         self.tail_start[slots] = self.tail_of[context]
         self.quota[slots] = self.quota_of[context]
 
-    def store(self, lists: tuple[int, ...], slots: Tensor, units: Tensor, num_units: Tensor) -> None:
-        """Set lists of slots [N] to units [N, C] with num_units [N] in use."""
-        first, last = lists[0], lists[-1]
-        if len(lists) > 1 and lists == tuple(range(first, last + 1)):  # at once
-            self.units[first:last + 1, slots] = units
-            self.num_units[first:last + 1, slots] = num_units
-            return
-        for index in lists:
-            self.units[index, slots] = units
-            self.num_units[index, slots] = num_units
-
     def mix(self, place: int, slots: Tensor, scores: Tensor, num_verify: int) -> None:
         """Keep the first `num_verify` rows of scores [N, U]; add the kept ones to the others, weighed by `config.mix`.
         place: number of the layer among those that renew lists. A candidate lies below its slot's tail, hence was

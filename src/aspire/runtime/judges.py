@@ -46,14 +46,11 @@ class SharedNoiseJudge:
 
     def decide(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Outcome:
         chosen = self.operators.sample(logits, self.sampling.rows(inputs.slot[inputs.pick_row], position, mode))
-        # A row of NaN has no best token. Its pick is kept inside the vocabulary, and a NaN margin tells the host.
-        lost = torch.isnan(logits).any(1)
-        token = torch.where(lost, 0, chosen.token)
-        picks = token[inputs.pick_index]  # [R, K + 1]
+        picks = chosen.token[inputs.pick_index]  # [R, K + 1]
         drafts = self.state.tokens[inputs.slot, 1:]  # [R, K]
         accepted = self.operators.judge(picks, drafts, _num_verified(inputs)).long()
-        margin = torch.where(lost[inputs.pick_index].any(1), torch.nan, chosen.margin[inputs.pick_index[:, 0]])
-        return Outcome(picks, accepted, margin)
+        margins = chosen.margin[inputs.pick_index]  # [R, K + 1]
+        return Outcome(picks, accepted, torch.where(margins.isnan().any(1), torch.nan, margins[:, 0]))
 
 
 class RejectionJudge:

@@ -17,14 +17,14 @@ class Operators:
     """Signatures are those of ops/*/reference.py."""
 
     key_scores: Callable[..., Tensor]
-    select_topk: Callable[..., tuple[Tensor, Tensor]]
+    select_into: Callable[..., None]
     sample: Callable[[Tensor, SamplingRows], Picks]
     judge: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def reference_operators() -> Operators:
     """Plain torch, any device."""
-    return Operators(key_scores_reference.key_scores, select_topk_reference.select_topk, sample_reference.sample,
+    return Operators(key_scores_reference.key_scores, select_topk_reference.select_into, sample_reference.sample,
                      judge_reference.judge)
 
 
@@ -35,5 +35,5 @@ def triton_operators() -> Operators:
     from aspire.ops.sample import triton as sample_triton
     from aspire.ops.select_topk import triton as select_topk_triton
 
-    return Operators(key_scores_triton.key_scores, select_topk_triton.select_topk, sample_triton.sample,
+    return Operators(key_scores_triton.key_scores, select_topk_triton.select_into, sample_triton.sample,
                      judge_triton.judge)

@@ -38,6 +38,8 @@ class LayerPlan:
             assert not lists or self.reads[layer] is None, f"layer {layer} must read everything to renew lists"
         for lists in (*self.verify_writes, *self.draft_writes, tuple(r for r in self.reads if r is not None)):
             assert all(0 <= index < self.num_lists for index in lists), "list index out of range"
+        for lists in (*self.verify_writes, *self.draft_writes):
+            assert list(lists) == list(range(min(lists, default=0), min(lists, default=0) + len(lists))), "in a row"
         if self.refresh_every > 1:
             chosen = [index for lists in self.verify_writes for index in lists]
             assert all(index in chosen for lists in self.draft_writes for index in lists), "read before it is chosen"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aspire.attention.rows import AttentionOptions, AttentionRows, RowSelection
-from aspire.ops.paged_attention.kernels import FIELDS
+from aspire.ops.paged_attention.kernels import FIELDS, TOKEN_FIELDS
 from aspire.ops.paged_attention.triton import KernelConfig, PagedAttention
 
 pytestmark = pytest.mark.interpret
@@ -51,4 +51,4 @@ def test_items_fit_their_buffer(seed: int) -> None:
         items, tiled = plan.counters[:2].tolist()
         assert items * FIELDS.value <= plan.items.numel()
         assert tiled * FIELDS.value <= plan.tiled_items.numel()
-        assert plan.row_base.numel() == len(rows.kv_len)
+        assert plan.tokens.numel() == tokens * TOKEN_FIELDS.value

@@ -103,6 +103,24 @@ def test_picks_equal_the_reference(mode: str, vocab: int) -> None:
                            reference.filter_threshold(logits, rows))
 
 
+@pytest.mark.parametrize("mode", ["greedy", "plain", "filtered"])
+def test_a_row_with_a_nan_says_so(mode: str) -> None:
+    """One NaN, in the part that loses, is enough; its neighbours are not touched. Planted fault: the maximum over the
+    parts decides, which passes over NaN."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(3, 5001, generator=generator)
+    logits[1, 4999] = torch.nan
+    logits[1, 17] = 50.0
+    rows = random_rows(3, mode, generator)
+    clean = reference.sample(logits.nan_to_num(0.0), rows)
+    for sample, to in ((reference.sample, "cpu"), (compiled.sample, DEVICE)):
+        got = sample(logits.to(to), rows if to == "cpu" else to_device(rows))
+        assert int(got.token[1]) == 0
+        assert bool(got.margin[1].isnan())
+        assert torch.equal(got.token[::2].cpu(), clean.token[::2])
+        assert torch.equal(got.margin[::2].cpu(), clean.margin[::2])
+
+
 def test_no_rows() -> None:
     rows = random_rows(0, "plain", torch.Generator())
     assert compiled.sample(torch.zeros(0, 9, device=DEVICE), to_device(rows)).token.shape == (0,)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aspire.ops.select_topk.reference import select_topk
+from aspire.ops.select_topk.lists import ListRows
+from aspire.ops.select_topk.reference import select_into, select_topk
 
 pytestmark = pytest.mark.gpu
 
@@ -55,3 +56,21 @@ def test_in_a_graph() -> None:
         graph.replay()
         expected = select_topk(scores, first, last, k, capacity=444, coverage=None)
         assert torch.equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("units", [8035, 33056])
+def test_results_in_stored_lists(units: int) -> None:
+    """Rows of both kinds write their slots' lists. Planted fault: the slot's place in int32 of a row's own index."""
+    from aspire.ops.select_topk.triton import select_into as kernel
+
+    scores, first = scores_of("heavy tail", 32, units), torch.full((32,), 4, device="cuda", dtype=torch.int32)
+    last, k = torch.full_like(first, units * 8 // 10), torch.full_like(first, 444)
+    slot = torch.randperm(40, device="cuda")[:32]
+    stores = []
+    for function in (select_into, kernel):
+        lists = ListRows(torch.full((10, 41, 444), 7, dtype=torch.int32, device="cuda"),
+                         torch.zeros(10, 41, dtype=torch.int32, device="cuda"), slot, 20, (3, 1), (4, 5))
+        function(scores, first, last, k, coverage=None, lists=lists)
+        stores.append(lists)
+    assert torch.equal(stores[0].units, stores[1].units)
+    assert torch.equal(stores[0].num_units, stores[1].num_units)

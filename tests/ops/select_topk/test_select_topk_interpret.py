@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from aspire.ops.select_topk import reference
+from aspire.ops.select_topk.lists import ListRows
 from aspire.ops.select_topk.reference import select_topk
 
 pytestmark = pytest.mark.interpret
@@ -81,3 +83,27 @@ def test_a_score_that_is_no_number_counts_as_nothing(monkeypatch: pytest.MonkeyP
         clean = select_topk(scores.nan_to_num(0.0), first, last, k, capacity=CAPACITY, coverage=None)
         assert torch.equal(units, clean[0])
         assert num.tolist() == [25, 25]
+
+
+@pytest.mark.parametrize("draft", [(2, 3), (0, 0), (1, 1)], ids=["three lists", "none", "one"])
+@pytest.mark.parametrize("keep", [32768, 16], ids=["in registers", "in chunks"])
+def test_results_in_stored_lists(monkeypatch: pytest.MonkeyPatch, keep: int, draft: tuple[int, int]) -> None:
+    """Verifying rows set list 1, drafting ones several, one or none; every other entry of the store stays. A row that
+    finds nothing still empties its lists. Planted faults: the second list written at the next slot; rows without
+    lists written to list 0; an empty row's lists left as they were."""
+    import aspire.ops.select_topk.triton as module
+
+    monkeypatch.setattr(module, "KEEP", keep)
+    scores = torch.rand(5, 700, generator=torch.Generator().manual_seed(2))
+    first, last = torch.zeros(5, dtype=torch.int32), torch.tensor([700, 600, 0, 90, 700])
+    k, slot = torch.tensor([9, 25, 25, 4, 17]), torch.tensor([3, 0, 5, 4, 2])
+    stores = []
+    for select_into in (reference.select_into, module.select_into):
+        lists = ListRows(torch.full((6, 7, CAPACITY), 77, dtype=torch.int32), torch.full((6, 7), 66, dtype=torch.int32),
+                         slot, 2, (1, 1), draft)
+        select_into(scores, first, last, k, coverage=None, lists=lists)
+        stores.append(lists)
+    assert torch.equal(stores[0].units, stores[1].units)
+    assert torch.equal(stores[0].num_units, stores[1].num_units)
+    assert int((stores[1].num_units != 66).sum()) == 2 + 3 * draft[1]
+    assert stores[1].num_units[1, 3] == 9

@@ -25,7 +25,7 @@ def scores_kernel(
     kv_len,  # int32 [R]
     scores,  # float32 [N, U]
     length, num_units, row_stride, query_stride, head_stride,
-    Q: tl.constexpr, H: tl.constexpr, HB: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
+    Q: tl.constexpr, H: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
     IS_MAX: tl.constexpr, WINDOW: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64)
@@ -41,7 +41,6 @@ def scores_kernel(
     if first > tl.maximum(last, 0):
         return
     keys = first + tl.arange(0, BLOCK)
-    h = tl.arange(0, HB)
     mass = tl.zeros([BLOCK], tl.float32)
     for i in tl.static_range(Q):
         token = tl.load(token_of + n * Q + i)
@@ -50,21 +49,19 @@ def scores_kernel(
             seen = (keys <= position) & (keys < length)
             if WINDOW > 0:
                 seen = seen & (keys > position - WINDOW)
-            total = tl.zeros([HB, BLOCK], tl.float32)
-            for h0 in range(0, H, HB):
-                ok = (h0 + h < H)[:, None] & seen[None, :]
-                norm = tl.load(lse + token.to(tl.int64) * H + h0 + h, mask=h0 + h < H, other=0.0) * LOG2E
-                place = n * row_stride + i * query_stride + (h0 + h)[:, None] * head_stride + keys[None, :]
-                x = tl.load(logits + place, mask=ok, other=0.0).to(tl.float32)
-                share = tl.where(ok, tl.exp2(x * LOG2E - norm[:, None]), 0.0)
+            total = tl.zeros([BLOCK], tl.float32)
+            for h in tl.range(0, H, loop_unroll_factor=UNROLL):  # many loads in flight
+                norm = tl.load(lse + token.to(tl.int64) * H + h) * LOG2E
+                x = tl.load(logits + n * row_stride + i * query_stride + h * head_stride + keys, mask=seen, other=0.0)
+                share = tl.where(seen, tl.exp2(x.to(tl.float32) * LOG2E - norm), 0.0)
                 if IS_MAX:
                     total = tl.maximum(total, share)
                 else:
                     total += share
             if IS_MAX:
-                mass += tl.max(total, 0)
+                mass += total
             else:
-                mass += tl.sum(total, 0) / H
+                mass += total / H
     mass = tl.sum(tl.reshape(mass, [BLOCK // UNIT, UNIT]), 1) / tl.maximum(used, 1)
     unit = first // UNIT + tl.arange(0, BLOCK // UNIT)
     tl.store(scores + n * num_units + unit, mass, mask=unit < num_units)
@@ -79,10 +76,10 @@ def key_scores(probe: "Probe", lse: Tensor, rows: "AttentionRows", *, unit: int,
     length = min(width, rows.max_kv_len)
     num_units = -(-width // unit)
     scores = torch.empty(num_rows, num_units, dtype=torch.float32, device=lse.device)
-    block = 256
+    block = 512
     scores_kernel[(num_rows, triton.cdiv(length, block))](
         probe.logits, lse, probe.token, probe.row, rows.query_start, rows.kv_len, scores, length, num_units,
         probe.logits.stride(0), probe.logits.stride(1), probe.logits.stride(2), Q=queries, H=heads,
-        HB=min(8, triton.next_power_of_2(heads)), BLOCK=block, UNIT=unit, IS_MAX=reduce == "max", WINDOW=window or 0,
+        UNROLL=min(8, heads), BLOCK=block, UNIT=unit, IS_MAX=reduce == "max", WINDOW=window or 0,
         num_warps=4)
     return scores

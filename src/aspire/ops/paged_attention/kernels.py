@@ -23,6 +23,10 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 # Fields of an item of the work list.
 ROW, TILE, PIECE, BEGIN, QUERIES, KEYS, SLOT, BASE, PIECES, TAIL, FIELDS = (tl.constexpr(i) for i in range(11))
+# Fields of a token: its first partial, those it has, how far apart they lie.
+PLACE, NUM_PIECES, STRIDE, TOKEN_FIELDS = (tl.constexpr(i) for i in range(4))
+DIRECT_RESULT = tl.constexpr(-1)  # PLACE of a token whose row is not split
+NO_ROW = tl.constexpr(-2)  # PLACE of a token of no row
 
 
 @triton.jit
@@ -48,8 +52,7 @@ def plan_kernel(
     tail_start,  # int32 [S]
     items,  # int32 [max_items, FIELDS]; written here, like the rest below
     tiled_items,  # int32 [max_tiles, FIELDS]
-    row_base,  # int32 [R]: first partial of a split row; -1: its result is written directly
-    token_row,  # int32 [T]; -1: of no row
+    tokens,  # int32 [T, TOKEN_FIELDS]: where each token's pieces are
     counters,  # int32 [4]: items, tiled items, next ticket of either kind
     num_rows, num_tokens, partial_capacity, list_tokens, sinks,
     held_back,  # items of restricted rows (for all key heads) to leave for the end
@@ -111,13 +114,11 @@ def plan_kernel(
     step = tl.arange(0, BLOCK)
     my_begin = tl.sum(tl.where(me, begin, 0), 0)
     my_q = tl.sum(tl.where(me, q, 0), 0)
-    my_row = r
     if r == num_rows:
         my_begin = tl.load(query_start + num_rows)
         my_q = num_tokens - my_begin
-        my_row = -1
-    for t in range(0, my_q, BLOCK):
-        tl.store(token_row + my_begin + t + step, my_row, mask=t + step < my_q)
+        for t in range(0, my_q, BLOCK):
+            tl.store(tokens + (my_begin + t + step) * TOKEN_FIELDS + PLACE, NO_ROW, mask=t + step < my_q)
     my_tiles = tl.sum(tl.where(me, tiles, 0), 0)
     if my_tiles == 0:
         return
@@ -135,7 +136,23 @@ def plan_kernel(
     my_slot = tl.sum(tl.where(me, slot, 0), 0)
     my_base = tl.sum(tl.where(me, tl.where(listed & (pieces > 1), base, -1), 0), 0)
     my_tail = tl.sum(tl.where(me, tail, 0), 0)
-    tl.store(row_base + r, my_base)
+    my_first = tl.sum(tl.where(me, first, 0), 0)
+    my_restricted = tl.sum(tl.where(me, restricted.to(tl.int32), 0), 0) > 0
+    for t in range(0, my_q, BLOCK):
+        seen = my_n - my_q + t + step + 1  # keys up to the token's own
+        end = count_pieces(seen, coarse_piece, FINE, NUM_FINE)
+        skipped = step * 0  # pieces before the tile's window, which are not written
+        if WINDOW > 0:
+            window_start = tl.maximum(my_n - my_q + (t + step) // TM * TM + 1 - WINDOW, 0)
+            skipped = count_pieces(window_start + 1, coarse_piece, FINE, NUM_FINE) - 1 - my_first
+        if my_restricted:
+            end = my_last + step * 0
+            skipped = step * 0
+        to = tokens + (my_begin + t + step) * TOKEN_FIELDS
+        place = tl.where(my_base < 0, DIRECT_RESULT, my_base + skipped * my_q + t + step)
+        tl.store(to + PLACE, place, mask=t + step < my_q)
+        tl.store(to + NUM_PIECES, end - my_first - skipped, mask=t + step < my_q)
+        tl.store(to + STRIDE, my_q + step * 0, mask=t + step < my_q)
     for j in range(0, my_coarse + my_short + my_fine + my_tiled, BLOCK):
         i = j + step
         keep = i < my_coarse + my_short + my_fine + my_tiled
@@ -295,13 +312,16 @@ def attend_listed(
     if TILED:  # the row's partials did not fit
         low = 0
         high = head + listed + n - tail
+    # A list shorter than it may be leaves pieces without keys: zeros that weigh nothing.
+    part = tl.zeros([MS, DP], tl.float32)
+    part_lse = tl.full([MS], NEG, tl.float32)
     if low < high:
         part, part_lse = attend_piece(
             qs, n - 1 + t * 0, low, high, head, listed, tail, key_cache, value_cache, table,
             units, out + t * 0, row_ok, False, scale, softcap, key_stride, value_stride,
             D, DP, MS, BN, BS, UNIT, True, WINDOW, SOFTCAP, False, False, PRECISION, STAGES)
-        store_piece(part, part_lse, out, lse, partial, partial_lse, base, piece, q_len, begin, t, g, row_ok,
-                    value_scale, kh, KH, G, D, DP, PROBE)
+    store_piece(part, part_lse, out, lse, partial, partial_lse, base, piece, q_len, begin, t, g, row_ok,
+                value_scale, kh, KH, G, D, DP, PROBE)
 
 
 @triton.jit
@@ -452,21 +472,18 @@ def attend_kernel(
         item = next_item
 
 
-@triton.jit(do_not_specialize=["sinks", "coarse_piece", "list_piece"])
+@triton.jit
 def combine_kernel(
-    query_start,  # int32 [R + 1]
-    kv_len, slot_of,  # int32 [R]
-    sparse,  # uint8 [R]
-    tail_start,  # int32 [S]
-    num_units, row_base, token_row, counters, out, lse, partial, partial_lse, value_scale, sinks,  # as above
-    coarse_piece, list_piece,
-    KH: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TM: tl.constexpr,
-    UNIT: tl.constexpr, FINE: tl.constexpr, NUM_FINE: tl.constexpr, RESTRICT: tl.constexpr, WINDOW: tl.constexpr,
-    PROBE: tl.constexpr, UNROLL: tl.constexpr,
+    tokens, counters, out, lse, partial, partial_lse, value_scale,  # as above
+    KH: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PROBE: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """One program per token and key head: merges the pieces of split rows in order; zeros tokens of no row."""
     token = tl.program_id(0)
     kh = tl.program_id(1)
+    place = tl.load(tokens + token * TOKEN_FIELDS + PLACE)
+    pieces = tl.load(tokens + token * TOKEN_FIELDS + NUM_PIECES)
+    stride = tl.load(tokens + token * TOKEN_FIELDS + STRIDE).to(tl.int64) * (KH * G)
     if (token == 0) & (kh == 0):
         tl.store(counters + 2, 0)
         tl.store(counters + 3, 0)
@@ -474,43 +491,21 @@ def combine_kernel(
     d = tl.arange(0, DP)
     ok = (g < G)[:, None] & (d < D)[None, :]
     to = token.to(tl.int64) * (KH * G) + kh * G + g
-    row = tl.load(token_row + token)
-    if row < 0:
+    if place == NO_ROW:
         tl.store(out + to[:, None] * D + d[None, :], tl.zeros([GP, DP], out.dtype.element_ty), mask=ok)
         return
-    base = tl.load(row_base + row)
-    if base < 0:
+    if place == DIRECT_RESULT:
         return
-    begin = tl.load(query_start + row)
-    q_len = tl.load(query_start + row + 1) - begin
-    n = tl.load(kv_len + row)
-    t = token - begin
-    first = 0
-    skip = 0  # pieces before the tile's window, which were not written
-    if WINDOW > 0:
-        first = count_pieces(tl.maximum(n - q_len + 1 - WINDOW, 0) + 1, coarse_piece, FINE, NUM_FINE) - 1
-        tile_start = n - q_len + t // TM * TM
-        skip = count_pieces(tl.maximum(tile_start + 1 - WINDOW, 0) + 1, coarse_piece, FINE, NUM_FINE) - 1 - first
-    pieces = count_pieces(n - q_len + t + 1, coarse_piece, FINE, NUM_FINE) - first
-    if RESTRICT:
-        slot = tl.load(slot_of + row)
-        tail = tl.load(tail_start + slot)
-        if (tl.load(sparse + row) != 0) & (tail > 0):
-            head = tl.minimum(tl.minimum(tail, sinks), n)
-            listed = tl.minimum(tl.load(num_units + slot) * UNIT, tl.maximum(tail - head, 0))
-            pieces = (head + listed + n - tail + list_piece - 1) // list_piece
-            skip = 0
     acc = tl.zeros([GP, DP], tl.float32)
     total = tl.zeros([GP], tl.float32)
     top = tl.full([GP], NEG, tl.float32)
-    at = (base + t).to(tl.int64) * (KH * G) + kh * G + g
-    stride = q_len.to(tl.int64) * (KH * G)
-    for s0 in range(skip, pieces, UNROLL):
+    at = place.to(tl.int64) * (KH * G) + kh * G + g
+    for s0 in range(0, pieces, UNROLL):
         for u in tl.static_range(UNROLL):
             there = s0 + u < pieces
-            place = at + (s0 + u) * stride
-            part_lse = tl.load(partial_lse + place, mask=(g < G) & there, other=-2e30)
-            part = tl.load(partial + place[:, None] * D + d[None, :], mask=ok & there, other=0.0)
+            here = at + (s0 + u) * stride
+            part_lse = tl.load(partial_lse + here, mask=(g < G) & there, other=-2e30)
+            part = tl.load(partial + here[:, None] * D + d[None, :], mask=ok & there, other=0.0)
             acc, total, top = merge(acc, total, top, part, part_lse)
     tl.store(out + to[:, None] * D + d[None, :], (acc / total[:, None] * value_scale).to(out.dtype.element_ty), mask=ok)
     if PROBE > 0:

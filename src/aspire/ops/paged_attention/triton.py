@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from aspire.attention.rows import AttentionOptions, AttentionRows, Probe, RowSelection
-from aspire.ops.paged_attention.kernels import FIELDS, attend_kernel, combine_kernel, plan_kernel
+from aspire.ops.paged_attention.kernels import FIELDS, TOKEN_FIELDS, attend_kernel, combine_kernel, plan_kernel
 
 TAIL_GUESS = 96  # keys of a sparse row after its list: the window and a few drafts
 ITEM_OVERHEAD = 256  # keys that a program reads in the time that starting an item takes
@@ -64,8 +64,7 @@ class _Plan:
     may_tile: bool  # whether a row may be too long or the pieces too many, so that a second launch is needed
     items: Tensor
     tiled_items: Tensor
-    row_base: Tensor
-    token_row: Tensor
+    tokens: Tensor
     counters: Tensor
 
 
@@ -155,7 +154,7 @@ class PagedAttention:
         longest = -(-rows.max_query_len // geometry.tokens_per_tile)
         items = max(1, tiles * pieces + list_pieces) * FIELDS.value
         ints = [torch.empty(size, dtype=torch.int32, device=device)
-                for size in (items, max(1, tiles) * FIELDS.value, num_rows, num_tokens, 4)]
+                for size in (items, max(1, tiles) * FIELDS.value, num_tokens * TOKEN_FIELDS.value, 4)]
         plan = _Plan(longest > config.max_tiles or capacity < wanted, *ints)
         plan_kernel[(num_rows + 1,)](
             rows.query_start, rows.kv_len, rows.slot, rows.sparse.view(torch.uint8), rows.tail_start, *ints, num_rows,
@@ -180,10 +179,6 @@ class PagedAttention:
         queries = 0 if probe is None else probe_token.shape[1]
         direct = (probe is not None and query.element_size() == 2 and query.device.type == "cuda"
                   and logits.dtype == torch.bfloat16 and logits.stride(2) % 2 == 0)
-        shared = {"KH": kv_heads, "G": num_heads // kv_heads, "D": dim, "DP": triton.next_power_of_2(dim),
-                  "TM": geometry.tokens_per_tile, "UNIT": 1 if selection is None else selection.unit,
-                  "FINE": config.fine, "NUM_FINE": config.num_fine, "RESTRICT": selection is not None,
-                  "WINDOW": geometry.window, "PROBE": queries}
         fitting = 3 if geometry.packed_rows == 16 and selection is None and query.element_size() == 2 else 2
         for tiled in (False, True) if plan.may_tile else (False,):
             attend_kernel[(self._programs(query.device, fitting),)](
@@ -194,18 +189,20 @@ class PagedAttention:
                 geometry.coarse, geometry.list_piece, query.stride(0), query.stride(1), key_cache.stride(1),
                 key_cache.stride(2), value_cache.stride(1), value_cache.stride(2),
                 rows.block_table.stride(0), units.stride(0), logits.stride(0), logits.stride(1), logits.stride(2),
-                M=geometry.packed_rows, MS=self._small(num_heads // kv_heads),
-                BN=self._key_tile(query), BS=key_cache.shape[1], SOFTCAP=options.softcap is not None,
-                PROBE_P=triton.next_power_of_2(max(1, queries)),
+                KH=kv_heads, G=num_heads // kv_heads, D=dim, DP=triton.next_power_of_2(dim), M=geometry.packed_rows,
+                MS=self._small(num_heads // kv_heads), TM=geometry.tokens_per_tile, BN=self._key_tile(query),
+                BS=key_cache.shape[1], UNIT=1 if selection is None else selection.unit, FINE=config.fine,
+                NUM_FINE=config.num_fine, RESTRICT=selection is not None, WINDOW=geometry.window,
+                SOFTCAP=options.softcap is not None, PROBE_P=triton.next_power_of_2(max(1, queries)),
                 NP=max(64, triton.next_power_of_2(probe_row.shape[0])), DIRECT=direct, TILED=tiled,
-                SMALL=geometry.small, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+                PROBE=queries, SMALL=geometry.small, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
                 STAGES=config.stages, LIST_STAGES=config.list_stages, num_warps=config.warps,
-                maxnreg=config.registers, **shared)
+                maxnreg=config.registers)
         combine_kernel[(len(query), kv_heads)](
-            rows.query_start, rows.kv_len, rows.slot, rows.sparse.view(torch.uint8), rows.tail_start, num_units,
-            plan.row_base, plan.token_row, plan.counters, out, partial_lse if lse is None else lse, partial,
-            partial_lse, options.value_scale, geometry.sinks, geometry.coarse, geometry.list_piece,
-            GP=triton.next_power_of_2(num_heads // kv_heads), UNROLL=12, num_warps=2, **shared)
+            plan.tokens, plan.counters, out, partial_lse if lse is None else lse, partial, partial_lse,
+            options.value_scale, KH=kv_heads, G=num_heads // kv_heads,
+            GP=triton.next_power_of_2(num_heads // kv_heads), D=dim, DP=triton.next_power_of_2(dim), PROBE=queries,
+            UNROLL=12, num_warps=2)
 
     def _key_tile(self, query: Tensor) -> int:
         """16 KB of keys."""

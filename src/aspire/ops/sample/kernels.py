@@ -88,11 +88,12 @@ def pick_kernel(
     best_out, token_out, second_out,  # float32, int32, float32 [N, S]
     logits_stride, vocab, STREAM: tl.constexpr, NOISY: tl.constexpr, FILTERED: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """The best and second best perturbed logit of one part of one row."""
+    """The best and second best perturbed logit of one part of one row; the best is NaN if any logit is."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     token = part * BLOCK + tl.arange(0, BLOCK)
     score = tl.load(logits + row * logits_stride + token, mask=token < vocab, other=float("-inf"))
+    lost = tl.sum((score != score).to(tl.int32), axis=0) > 0  # a maximum passes over NaN
     if FILTERED:
         score = tl.where(score < tl.load(threshold + row), float("-inf"), score)
     if NOISY:
@@ -104,7 +105,7 @@ def pick_kernel(
     winner = tl.min(tl.where(score == best, token, 0x7FFFFFFF), axis=0)
     second = tl.max(tl.where(token == winner, float("-inf"), score), axis=0)
     at = row * tl.num_programs(1) + part
-    tl.store(best_out + at, best)
+    tl.store(best_out + at, tl.where(lost, float("nan"), best))
     tl.store(token_out + at, winner)
     tl.store(second_out + at, second)
 
@@ -122,11 +123,13 @@ def combine_kernel(
     best = tl.load(best_in + row * parts + i, mask=inside, other=float("-inf"))
     token = tl.load(token_in + row * parts + i, mask=inside, other=0x7FFFFFFF)
     second = tl.load(second_in + row * parts + i, mask=inside, other=float("-inf"))
+    lost = tl.sum((best != best).to(tl.int32), axis=0) > 0
     top = tl.max(best, axis=0)
     winner = tl.min(tl.where(best == top, token, 0x7FFFFFFF), axis=0)
     runner_up = tl.max(tl.where(token == winner, second, best), axis=0)
-    tl.store(token_out + row, winner.to(tl.int64))
-    tl.store(margin_out + row, tl.where(top == float("-inf"), 0.0, top - runner_up))
+    margin = tl.where(top == float("-inf"), 0.0, top - runner_up)
+    tl.store(token_out + row, tl.where(lost, 0, winner).to(tl.int64))
+    tl.store(margin_out + row, tl.where(lost, float("nan"), margin))
 
 
 @triton.jit

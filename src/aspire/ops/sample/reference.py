@@ -18,7 +18,8 @@ MIN_TEMPERATURE = 1e-6  # of the filters only: keeps 1 / T finite
 def sample(logits: Tensor, rows: SamplingRows) -> Picks:
     """Pick a token per row: argmax of logits + temperature * Gumbel(seed, position, token id) over the allowed tokens.
 
-    logits: float32 [N, V], not changed; -inf forbids a token. This is argmax(logits / T + Gumbel), a sample of
+    logits: float32 [N, V], not changed; -inf forbids a token. A row that holds a NaN has no best token: its pick is
+    token 0, inside the vocabulary, and its margin NaN. This is argmax(logits / T + Gumbel), a sample of
     softmax(logits / T), written so that T = 0 is plain greedy. Ties go to the lower token id; a row of -inf only
     picks token 0.
     Filters run on the temperature-scaled logits in vLLM's order: min-p, top-k, top-p, each on what the former ones
@@ -31,8 +32,9 @@ def sample(logits: Tensor, rows: SamplingRows) -> Picks:
     token = score.argmax(dim=1)  # the first of equals
     best = score.gather(1, token.unsqueeze(1))  # [N, 1]
     second = score.scatter(1, token.unsqueeze(1), -torch.inf).amax(dim=1, keepdim=True)
-    margin = torch.where(best == -torch.inf, torch.zeros_like(best), best - second)
-    return Picks(token=token, margin=margin.squeeze(1))
+    margin = torch.where(best == -torch.inf, torch.zeros_like(best), best - second).squeeze(1)
+    lost = torch.isnan(logits).any(1)
+    return Picks(token=torch.where(lost, 0, token), margin=torch.where(lost, torch.nan, margin))
 
 
 def perturb(logits: Tensor, rows: SamplingRows) -> Tensor:

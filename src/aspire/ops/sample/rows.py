@@ -38,7 +38,7 @@ class SamplingRows:
 class Picks:
     """token: the chosen ids. margin: perturbed best minus second best, in units of the logits: the draft's and the
     target's logits must differ by about that much before the target picks another token. Infinite when only one
-    token is allowed, 0 when none is."""
+    token is allowed, 0 when none is, NaN when some of the row's logits are not numbers (token is 0 then)."""
 
     token: Tensor  # int64 [N]
     margin: Tensor  # float32 [N]

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from aspire.ops.select_topk.lists import ListRows
+
 
 def select_topk(scores: Tensor, first: Tensor, last: Tensor, k: Tensor, *, capacity: int,
                 coverage: float | None) -> tuple[Tensor, Tensor]:
@@ -28,3 +30,15 @@ def select_topk(scores: Tensor, first: Tensor, last: Tensor, k: Tensor, *, capac
     units = torch.full((num_rows, capacity), -1, dtype=torch.int32, device=scores.device)
     units[:, :width] = torch.where(ascending < num_units, ascending, -1).to(torch.int32)
     return units, count.to(torch.int32)
+
+
+def select_into(scores: Tensor, first: Tensor, last: Tensor, k: Tensor, *, coverage: float | None,
+                lists: ListRows) -> None:
+    """select_topk, with row n's result in the lists of slot lists.slot[n] that its kind sets, instead of new tensors.
+    """
+    units, num_units = select_topk(scores, first, last, k, capacity=lists.units.shape[2], coverage=coverage)
+    kinds = ((lists.verify, slice(0, lists.num_verify)), (lists.draft, slice(lists.num_verify, None)))
+    for (start, count), part in kinds:
+        for index in range(start, start + count):
+            lists.units[index, lists.slot[part]] = units[part]
+            lists.num_units[index, lists.slot[part]] = num_units[part]
