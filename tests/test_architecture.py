@@ -57,7 +57,6 @@ ARROWS = {
 
 # Optional or heavy packages, and the only places that import them.
 ONE_PLACE = {
-    "fastapi": "server/",
     "starlette": "server/",
     "uvicorn": "server/",
     "ray": "parallel/ray.py",

@@ -213,8 +213,9 @@ def test_json_schema_reaches_the_engine(serve: Serve) -> None:
 
 @pytest.mark.parametrize(("fields", "param"), [
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]}, "messages"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]},
+     "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": "x" * 5000}]}, "prompt"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
@@ -223,7 +224,7 @@ def test_json_schema_reaches_the_engine(serve: Serve) -> None:
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
-    ({"tools": [{"type": "function", "function": {"name": "bad name"}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "bad name"}}]}, "tools[0].function.name"),
     ({"chat_template": "{{ x }}"}, "chat_template"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),

@@ -196,7 +196,7 @@ def test_server_defaults_apply_where_the_request_is_silent(serve: Serve) -> None
     ({"no_such_field": 1}, "no_such_field"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
-    ({"response_format": {"type": "poem"}}, "response_format"),
+    ({"response_format": {"type": "poem"}}, "response_format.type"),
     ({"guided_regex": "a{1,9999}"}, "guided_regex"),
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_json": {"maxItems": 100000}}, "guided_json"),

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from aspire.server.sse import ClientLeftError, ClientStuckError, EventStream
+from aspire.server.sse import EventStream
+from aspire.server.watch import ClientLeftError, ClientStuckError
 
 
 class Peer:
@@ -32,7 +33,12 @@ def respond(peer: Peer, write_timeout: float = 0.1) -> list[str]:
     """Run a response of five events; what happened to its source."""
     log: list[str] = []
 
-    async def events() -> AsyncGenerator[bytes, None]:
+    async def begin() -> str:
+        await asyncio.sleep(0.001)
+        return "job"
+
+    async def events(source: str) -> AsyncGenerator[bytes, None]:
+        assert source == "job"
         try:
             for i in range(5):
                 await asyncio.sleep(0.01)
@@ -42,7 +48,7 @@ def respond(peer: Peer, write_timeout: float = 0.1) -> list[str]:
             log.append("source closed")
 
     async def run() -> None:
-        response = EventStream(events(), lambda: log.append("closed"), write_timeout=write_timeout)
+        response = EventStream(begin(), events, lambda job: log.append(f"{job} finished"), write_timeout=write_timeout)
         await asyncio.wait_for(response({"type": "http"}, peer.receive, peer.send), 5)
     try:
         asyncio.run(run())
@@ -53,14 +59,15 @@ def respond(peer: Peer, write_timeout: float = 0.1) -> list[str]:
 
 def test_to_the_end() -> None:
     peer = Peer()
-    assert respond(peer) == ["ended", "source closed", "closed"]
-    assert b"".join(message.get("body", b"") for message in peer.sent).count(b"data: ") == 5
+    assert respond(peer) == ["ended", "source closed", "job finished"]
+    assert b"".join(message.get("body", b"") for message in peer.sent) == (
+        b"data: 0\n\ndata: 1\n\ndata: 2\n\ndata: 3\n\ndata: 4\n\ndata: [DONE]\n\n")
     assert peer.sent[-1]["more_body"] is False
 
 
 def test_a_client_that_does_not_read() -> None:
     """Planted fault: no watch on a blocked send."""
-    assert respond(Peer(block_at=3)) == ["source closed", "closed", "ClientStuckError"]
+    assert respond(Peer(block_at=3)) == ["job finished", "source closed", "ClientStuckError"]
 
 
 def test_waiting_for_the_engine_is_not_blocking() -> None:
@@ -70,9 +77,9 @@ def test_waiting_for_the_engine_is_not_blocking() -> None:
 
 @pytest.mark.parametrize("peer", [Peer(leave=0.025), Peer(error_at=2)], ids=["disconnect", "failed send"])
 def test_a_client_that_leaves(peer: Peer) -> None:
-    assert respond(peer) == ["source closed", "closed", "ClientLeftError"]
+    assert sorted(respond(peer)) == ["ClientLeftError", "job finished", "source closed"]
 
 
 def test_a_stream_that_never_began_is_closed_too() -> None:
     """A generator that never started runs no finally. Planted fault: relying on the generator's own finally."""
-    assert respond(Peer(error_at=0)) == ["closed", "ClientLeftError"]
+    assert respond(Peer(error_at=0)) == ["job finished", "ClientLeftError"]

@@ -1,22 +1,27 @@
 """create_app: the routes, the guard before them and the error shapes. Knows AsyncLLM, never the engine class."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, Generic
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.middleware.cors import CORSMiddleware
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import aspire
 from aspire.async_engine import AsyncLLM, DrainingError, EngineDeadError, QueueFullError
-from aspire.server import chat, completions, dashboard, misc
+from aspire.server import chat, completions, dashboard, misc, openapi
 from aspire.server import generate as generate_route
 from aspire.server.config import ServerConfig
 from aspire.server.errors import ApiError, as_api_error, bad_request
 from aspire.server.metrics import Metrics
 from aspire.server.middleware import AccessLog, Guard
+from aspire.server.openapi import Operation
 from aspire.server.protocol import (
     AbortRequest,
     ChatCompletionRequest,
@@ -26,137 +31,120 @@ from aspire.server.protocol import (
     TokenizeRequest,
 )
 from aspire.server.service import Service
+from aspire.server.validation import Checked, read_body
 
-ERROR_SCHEMA = {"application/json": {"schema": {"type": "object", "required": ["error"], "properties": {
-    "error": {"type": "object", "required": ["message", "type", "param", "code"]}}}}}
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": ERROR_SCHEMA} for status, text in (
-        (400, "a field is wrong"), (401, "no valid API key"), (404, "no such model"), (409, "request id in use"),
-        (408, "took too long"), (413, "body too large"), (415, "not JSON"),
-        (429, "too many requests"), (500, "the engine failed"), (503, "shutting down"))}
+Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
-def create_app(llm: AsyncLLM, config: ServerConfig | None = None) -> FastAPI:
+class JsonEndpoint(Generic[Checked]):
+    """An ASGI endpoint: checks the JSON body and calls `handler`. A class, because the router wraps functions once
+    more, and this is the path of every request."""
+
+    def __init__(self, kind: type[Checked], handler: Callable[[Checked, Request], Awaitable[ASGIApp]]) -> None:
+        self._kind = kind
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        response = await self._handler(read_body(await request.body(), self._kind), request)
+        await response(scope, receive, send)
+
+
+class NamedRoute(Route):
+    """A route that the log and the metrics can tell, whatever the path asked for."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}
+
+
+def create_app(llm: AsyncLLM, config: ServerConfig | None = None) -> Starlette:
     """The server as an ASGI application. It neither starts nor stops `llm`."""
     config = config or ServerConfig()
     service = Service(llm, config)
     metrics = Metrics(llm, service.model_names[0])
-    app = FastAPI(title="ASPIRE", version=aspire.__version__, docs_url=None, redoc_url=None)
-    app.state.service = service
-    _add_errors(app)
-    _add_generation(app, service)
-    _add_misc(app, service, metrics)
-    if config.dashboard:
-        _add_dashboard(app, service)
-    app.add_middleware(Guard, config=config)
+    guards = [Middleware(AccessLog, on_response=metrics.count_response)]
     if config.allowed_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["GET", "POST"],
-                           allow_headers=["Authorization", "Content-Type", "X-Request-Id"])
-    app.add_middleware(AccessLog, on_response=metrics.count_response)
+        guards.append(Middleware(CORSMiddleware, allow_origins=list(config.allowed_origins),
+                                 allow_methods=["GET", "POST"],
+                                 allow_headers=["Authorization", "Content-Type", "X-Request-Id"]))
+    guards.append(Middleware(Guard, config=config))
+    app = Starlette(routes=_routes(service, metrics), middleware=guards, exception_handlers=_error_handlers())
+    app.state.service = service
     return app
 
 
-def _add_generation(app: FastAPI, service: Service) -> None:
-    async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        return await completions.create_completion(service, body, request)
-
-    async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-        return await chat.create_chat_completion(service, body, request)
-
-    async def generate(body: GenerateRequest, request: Request) -> Response:
-        return await generate_route.generate(service, body, request)
-
-    async def abort(body: AbortRequest) -> Response:
-        return misc.abort(service, body)
-
-    for path, handler in (("/v1/completions", create_completion), ("/v1/chat/completions", create_chat_completion),
-                          ("/generate", generate), ("/abort", abort)):
-        _route(app, "POST", path, handler)
+def _routes(service: Service, metrics: Metrics) -> list[Route]:
+    described: list[tuple[Operation, Any]] = [
+        (Operation("POST", path, summary, kind), JsonEndpoint(kind, partial(handler, service)))
+        for path, kind, handler, summary in _posts()]
+    described += [(Operation("GET", path, summary), handler) for path, handler, summary in _gets(service, metrics)]
+    routes: list[Route] = [NamedRoute(operation.path, endpoint, methods=[operation.method])
+                           for operation, endpoint in described]
+    document = openapi.document([operation for operation, _ in described], aspire.__version__)
+    routes.append(_get("/openapi.json", lambda request: JSONResponse(document)))
+    return routes + (_dashboard_routes(service) if service.config.dashboard else [])
 
 
-def _add_misc(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    async def list_models() -> Response:
-        return misc.list_models(service)
-
-    async def show_model(name: str) -> Response:
-        return misc.show_model(service, name)
-
-    async def health() -> Response:
-        return misc.health(service)
-
-    async def ready() -> Response:
-        return misc.ready(service)
-
-    async def version() -> Response:
-        return misc.version()
-
-    async def scrape() -> Response:
-        return metrics.render()
-
-    async def tokenize(body: TokenizeRequest) -> Response:
-        return await misc.tokenize(service, body)
-
-    async def detokenize(body: DetokenizeRequest) -> Response:
-        return misc.detokenize(service, body)
-
-    for path, handler in (("/v1/models", list_models), ("/v1/models/{name:path}", show_model), ("/health", health),
-                          ("/ready", ready), ("/version", version), ("/metrics", scrape)):
-        _route(app, "GET", path, handler)
-    for path, poster in (("/tokenize", tokenize), ("/detokenize", detokenize)):
-        _route(app, "POST", path, poster)
+def _posts() -> list[tuple[str, type[Any], Callable[..., Awaitable[ASGIApp]], str]]:
+    """The first one is matched fastest."""
+    return [
+        ("/v1/completions", CompletionRequest, completions.create_completion, "Complete prompts"),
+        ("/v1/chat/completions", ChatCompletionRequest, chat.create_chat_completion, "Answer a conversation"),
+        ("/generate", GenerateRequest, generate_route.generate, "Token ids in, token ids and log probabilities out"),
+        ("/abort", AbortRequest, misc.abort, "End running requests"),
+        ("/tokenize", TokenizeRequest, misc.tokenize, "Token ids of a text or conversation"),
+        ("/detokenize", DetokenizeRequest, misc.detokenize, "The text of token ids"),
+    ]
 
 
-def _add_dashboard(app: FastAPI, service: Service) -> None:
+def _gets(service: Service, metrics: Metrics) -> list[tuple[str, Handler, str]]:
+    plain: list[tuple[str, Callable[[Request], ASGIApp], str]] = [
+        ("/v1/models", lambda request: misc.list_models(service), "The models served"),
+        ("/v1/models/{name:path}", lambda request: misc.show_model(service, request.path_params["name"]), "One model"),
+        ("/health", lambda request: misc.health(service), "Liveness: red once the engine failed"),
+        ("/ready", lambda request: misc.ready(service), "Readiness: red while shutting down too"),
+        ("/version", lambda request: misc.version(), "The version of this server"),
+        ("/metrics", lambda request: metrics.render(), "Prometheus metrics"),
+    ]
+    return [(path, _on_loop(handler), summary) for path, handler, summary in plain]
+
+
+def _dashboard_routes(service: Service) -> list[Route]:
     watchers = dashboard.Watchers(service)
 
-    async def page() -> Response:
-        return dashboard.page()
-
-    async def static_file(name: str) -> Response:
-        return dashboard.static_file(name)
-
-    async def stream(interval: float = 0.25) -> Response:
+    def stream(request: Request) -> ASGIApp:
+        given = request.query_params.get("interval", "0.25")
+        try:
+            interval = float(given)
+        except ValueError:
+            raise bad_request(f"interval must be a number of seconds, got {given!r}", "interval") from None
         return watchers.stream(interval)
 
-    for path, handler in (("/dashboard", page), ("/dashboard/static/{name}", static_file),
-                          ("/dashboard/stream", stream)):
-        app.add_api_route(path, handler, methods=["GET"], response_class=Response, include_in_schema=False)
+    return [_get("/dashboard", lambda request: dashboard.page()), _get("/dashboard/stream", stream),
+            _get("/dashboard/static/{name}", lambda request: dashboard.static_file(request.path_params["name"]))]
 
 
-def _route(app: FastAPI, method: str, path: str, handler: Callable[..., Awaitable[Response]]) -> None:
-    app.add_api_route(path, handler, methods=[method], responses=ERRORS, response_class=Response)
+def _get(path: str, handler: Callable[[Request], ASGIApp]) -> Route:
+    return NamedRoute(path, _on_loop(handler), methods=["GET"])
 
 
-def _add_errors(app: FastAPI) -> None:
+def _on_loop(handler: Callable[[Request], ASGIApp]) -> Handler:
+    """Starlette would run a plain function on a thread, beside the event loop that owns the service."""
+    async def handle(request: Request) -> ASGIApp:
+        return handler(request)
+    return handle
+
+
+def _error_handlers() -> dict[Any, Any]:
     async def show(request: Request, error: Exception) -> Response:
         known = as_api_error(error)
         assert known is not None, "only foreseen errors come here"
         return known.response()
 
-    async def show_invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return _invalid(error).response()
-
     async def show_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
 
-    for kind in (ApiError, ValueError, QueueFullError, DrainingError, EngineDeadError, TimeoutError):
-        app.add_exception_handler(kind, show)
-    app.add_exception_handler(RequestValidationError, show_invalid)
-    app.add_exception_handler(HTTPException, show_http)
-
-
-def _invalid(error: RequestValidationError) -> ApiError:
-    """The first complaint, with the field's name."""
-    first = error.errors()[0]
-    context = first.get("ctx") or {}
-    if first["type"] == "unsupported_field":
-        return bad_request(first["msg"], context.get("field"), "unsupported_field")
-    parts = [str(part) for part in first["loc"] if part != "body"]
-    name = parts[0] if parts else None
-    if first["type"] == "extra_forbidden":
-        return bad_request(f"{'.'.join(parts)} is not a known field", parts[-1], "unknown_field")
-    if first["type"] == "json_invalid":
-        return bad_request("the body must be valid JSON", code="invalid_json")
-    return bad_request(f"{'.'.join(parts) or 'body'}: {first['msg']}", name)
+    kinds = (ApiError, ValueError, QueueFullError, DrainingError, EngineDeadError, TimeoutError)
+    return {**dict.fromkeys(kinds, show), HTTPException: show_http}

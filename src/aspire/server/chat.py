@@ -3,23 +3,26 @@
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
 
 from aspire.request import CompletionOutput, RequestOutput, SamplingParams, StructuredOutputs
 from aspire.server.call_scanner import CallArguments, CallStart, Content, Event
 from aspire.server.chat_prompt import chat_prompt
 from aspire.server.config import ServerConfig
-from aspire.server.errors import as_api_error, bad_request
+from aspire.server.errors import bad_request
 from aspire.server.logprobs import chat_logprobs
 from aspire.server.protocol import ChatCompletionRequest, NamedToolChoice, StreamOptions
 from aspire.server.reasoning import ThinkSplitter
 from aspire.server.sampling import Extras, json_constraint, sampling_params
 from aspire.server.service import Delta, Job, Progress, Prompt, Service, merged, usage
-from aspire.server.sse import DONE, EventStream, event, unless_client_leaves
+from aspire.server.sse import Chunks, EventStream
 from aspire.server.tools import JsonCallsParser, NamedCallParser, ToolParser, make_parser
+from aspire.server.watch import ClientWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +63,15 @@ class Speaker:
         return reasoning, events
 
 
-async def create_chat_completion(service: Service, body: ChatCompletionRequest, request: Request) -> Response:
+async def create_chat_completion(service: Service, body: ChatCompletionRequest, request: Request) -> ASGIApp:
     """The route. Raises ApiError, and what Service.start raises."""
     asked = await _check(service, body, request)
     starting = service.start(asked.id, [asked.prompt], [asked.params], priority=body.priority, timeout=body.timeout)
     if body.stream:
-        job = await unless_client_leaves(request, starting)
-        return EventStream(_events(service, asked, job), lambda: service.finish(job),
+        return EventStream(starting, partial(_events, service, asked), service.finish,
                            write_timeout=service.config.write_timeout)
-
-    async def work() -> list[RequestOutput]:
-        return await service.finals(await starting)
-
-    [output] = await unless_client_leaves(request, work())
+    with ClientWatch(request.receive):
+        [output] = await service.finals(await starting)
     choices = [_choice(service, asked, part) for part in output.outputs]
     return JSONResponse({**_head(service, asked, "chat.completion"), "choices": choices, "usage": usage([output])})
 
@@ -178,34 +177,24 @@ def _choice(service: Service, asked: Asked, part: CompletionOutput) -> dict[str,
 async def _events(service: Service, asked: Asked, job: Job) -> AsyncGenerator[bytes, None]:
     body = asked.body
     options = body.stream_options or StreamOptions()
-    head = _head(service, asked, "chat.completion.chunk")
+    chunks = Chunks(_head(service, asked, "chat.completion.chunk"))
     shown = [Progress() for _ in range(body.n)]
     speakers = [Speaker(service, asked) for _ in range(body.n)]
     usage_null: dict[str, object] = {"usage": None} if options.include_usage else {}
     output: RequestOutput | None = None
-    try:
-        for index in range(body.n):
-            first = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None,
-                     "finish_reason": None}
-            yield event({**head, "choices": [first], **usage_null})
-        async for _, output in merged(job):
-            extra = {"usage": usage([output])} if options.continuous_usage_stats else usage_null
-            for part in output.outputs:
-                delta = shown[part.index].advance(part)
-                if delta is not None:
-                    for choice in _delta_choices(service, body, speakers[part.index], delta):
-                        yield event({**head, "choices": [choice], **extra})
-        if options.include_usage and output is not None:
-            yield event({**head, "choices": [], "usage": usage([output])})
-        yield DONE
-    except Exception as error:
-        known = as_api_error(error)
-        if known is None:
-            raise
-        yield event(known.body())
-        yield DONE
-    finally:
-        service.finish(job)
+    for index in range(body.n):
+        first = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None,
+                 "finish_reason": None}
+        yield chunks.event([first], usage_null)
+    async for _, output in merged(job):
+        extra = {"usage": usage([output])} if options.continuous_usage_stats else usage_null
+        for part in output.outputs:
+            delta = shown[part.index].advance(part)
+            if delta is not None:
+                for choice in _delta_choices(service, body, speakers[part.index], delta):
+                    yield chunks.event([choice], extra)
+    if options.include_usage and output is not None:
+        yield chunks.event([], {"usage": usage([output])})
 
 
 def _delta_choices(service: Service, body: ChatCompletionRequest, speaker: Speaker,

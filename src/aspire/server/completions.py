@@ -3,19 +3,22 @@
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
 
 from aspire.request import CompletionOutput, RequestOutput, SamplingParams
 from aspire.schedule.plan import TokenLogprobs
-from aspire.server.errors import as_api_error, bad_request
+from aspire.server.errors import bad_request
 from aspire.server.logprobs import completion_logprobs
 from aspire.server.protocol import CompletionRequest, StreamOptions
 from aspire.server.sampling import Extras, sampling_params
 from aspire.server.service import Delta, Job, Progress, Prompt, Service, merged, usage
-from aspire.server.sse import DONE, EventStream, event, unless_client_leaves
+from aspire.server.sse import Chunks, EventStream
+from aspire.server.watch import ClientWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +33,15 @@ class Asked:
     echo_only: bool
 
 
-async def create_completion(service: Service, body: CompletionRequest, request: Request) -> Response:
+async def create_completion(service: Service, body: CompletionRequest, request: Request) -> ASGIApp:
     """The route. Raises ApiError, and what Service.start raises."""
     asked = await _check(service, body, request)
     starting = service.start(asked.id, asked.prompts, asked.params, priority=body.priority, timeout=body.timeout)
     if body.stream:
-        job = await unless_client_leaves(request, starting)
-        return EventStream(_events(service, asked, job), lambda: service.finish(job),
+        return EventStream(starting, partial(_events, service, asked), service.finish,
                            write_timeout=service.config.write_timeout)
-
-    async def work() -> list[RequestOutput]:
-        return await service.finals(await starting)
-
-    outputs = await unless_client_leaves(request, work())
+    with ClientWatch(request.receive):
+        outputs = await service.finals(await starting)
     choices = [_choice(service, asked, i, output, part) for i, output in enumerate(outputs)
                for part in output.outputs]
     shown = [_without_output(output) for output in outputs] if asked.echo_only else outputs
@@ -117,39 +116,27 @@ def _without_output(output: RequestOutput) -> RequestOutput:
 async def _events(service: Service, asked: Asked, job: Job) -> AsyncGenerator[bytes, None]:
     body = asked.body
     options = body.stream_options or StreamOptions()
-    head = _head(service, asked)
+    chunks = Chunks(_head(service, asked))
+    usage_null: dict[str, object] = {"usage": None} if options.include_usage else {}
     latest: dict[int, RequestOutput] = {}
     begun: set[tuple[int, int]] = set()  # outputs whose first chunk, which carries the echo, was sent; membership only
     progress = {(i, j): Progress() for i in range(len(job.streams)) for j in range(body.n)}
-    try:
-        async for i, output in merged(job):
-            latest[i] = output
-            for part in output.outputs:
-                shown = progress[i, part.index]
-                offset = shown.num_chars
-                delta = shown.advance(part)
-                if delta is None or not _is_worth_showing(delta, body):
-                    continue
-                first = (i, part.index) not in begun
-                begun.add((i, part.index))
-                choice = _delta_choice(service, asked, i, output, delta, offset, first)
-                chunk: dict[str, object] = {**head, "choices": [choice]}
-                if options.include_usage or options.continuous_usage_stats:
-                    chunk["usage"] = usage([output]) if options.continuous_usage_stats else None
-                yield event(chunk)
-        if options.include_usage:
-            final = [latest[i] for i in sorted(latest)]
-            shown_outputs = [_without_output(output) for output in final] if asked.echo_only else final
-            yield event({**head, "choices": [], "usage": usage(shown_outputs)})
-        yield DONE
-    except Exception as error:
-        known = as_api_error(error)
-        if known is None:
-            raise
-        yield event(known.body())
-        yield DONE
-    finally:
-        service.finish(job)
+    async for i, output in merged(job):
+        latest[i] = output
+        extra = {"usage": usage([output])} if options.continuous_usage_stats else usage_null
+        for part in output.outputs:
+            shown = progress[i, part.index]
+            offset = shown.num_chars
+            delta = shown.advance(part)
+            if delta is None or not _is_worth_showing(delta, body):
+                continue
+            first = (i, part.index) not in begun
+            begun.add((i, part.index))
+            yield chunks.event([_delta_choice(service, asked, i, output, delta, offset, first)], extra)
+    if options.include_usage:
+        final = [latest[i] for i in sorted(latest)]
+        shown_outputs = [_without_output(output) for output in final] if asked.echo_only else final
+        yield chunks.event([], {"usage": usage(shown_outputs)})
 
 
 def _is_worth_showing(delta: Delta, body: CompletionRequest) -> bool:

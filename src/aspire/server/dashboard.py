@@ -41,16 +41,20 @@ class Watchers:
         self._service = service
         self._count = 0
 
-    def stream(self, interval: float) -> Response:
+    def stream(self, interval: float) -> EventStream[float]:
         """Snapshots every `interval` seconds. Raises ApiError for a wrong interval or too many watchers."""
         if not 0.05 <= interval <= 2:
             raise bad_request(f"interval must be in [0.05, 2], got {interval}", "interval")
         if self._count >= MAX_WATCHERS:
             raise ApiError(429, f"at most {MAX_WATCHERS} pages may watch", headers={"Retry-After": "10"})
-        self._count += 1
-        return EventStream(self._events(interval), self._leave, write_timeout=self._service.config.write_timeout)
+        return EventStream(self._enter(interval), self._events, self._leave, tail=b"",
+                           write_timeout=self._service.config.write_timeout)
 
-    def _leave(self) -> None:
+    async def _enter(self, interval: float) -> float:
+        self._count += 1
+        return interval
+
+    def _leave(self, interval: float) -> None:
         self._count -= 1
 
     async def _events(self, interval: float) -> AsyncGenerator[bytes, None]:

@@ -1,21 +1,24 @@
 """POST /generate: token ids in, token ids and log probabilities out, for reinforcement learning and evaluation."""
 
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
 
-from aspire.request import CompletionOutput, RequestMetrics, RequestOutput
+from aspire.request import CompletionOutput, RequestMetrics
 from aspire.schedule.plan import TokenLogprobs
-from aspire.server.errors import as_api_error, bad_request
+from aspire.server.errors import bad_request
 from aspire.server.logprobs import finite
 from aspire.server.protocol import GenerateRequest
 from aspire.server.sampling import generate_params
 from aspire.server.service import Delta, Job, Progress, Prompt, Service, usage
-from aspire.server.sse import DONE, EventStream, event, unless_client_leaves
+from aspire.server.sse import EventStream, event
+from aspire.server.watch import ClientWatch
 
 
-async def generate(service: Service, body: GenerateRequest, request: Request) -> Response:
+async def generate(service: Service, body: GenerateRequest, request: Request) -> ASGIApp:
     """The route. Raises ApiError, and what Service.start raises."""
     model = service.check_model(body.model)
     if (body.token_ids is None) == (body.prompt is None):
@@ -30,14 +33,10 @@ async def generate(service: Service, body: GenerateRequest, request: Request) ->
     job_id = service.new_id("gen-", request, body.request_id)
     starting = service.start(job_id, [prompt], [params], priority=body.priority, timeout=body.timeout)
     if body.stream:
-        job = await unless_client_leaves(request, starting)
-        return EventStream(_events(service, job), lambda: service.finish(job),
+        return EventStream(starting, partial(_events, service), service.finish,
                            write_timeout=service.config.write_timeout)
-
-    async def work() -> list[RequestOutput]:
-        return await service.finals(await starting)
-
-    [output] = await unless_client_leaves(request, work())
+    with ClientWatch(request.receive):
+        [output] = await service.finals(await starting)
     answer: dict[str, object] = {
         "request_id": job_id, "model": model, "prompt_token_ids": list(output.prompt_token_ids),
         "choices": [_choice(part) for part in output.outputs], "usage": usage([output])}
@@ -48,31 +47,21 @@ async def generate(service: Service, body: GenerateRequest, request: Request) ->
 
 async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
     progress: dict[int, Progress] = {}
-    try:
-        async for output in job.streams[0]:
-            for part in output.outputs:
-                delta = progress.setdefault(part.index, Progress()).advance(part)
-                if delta is None:
-                    continue
-                chunk: dict[str, object] = {
-                    "request_id": job.id, "index": delta.index, "text": delta.text,
-                    "token_ids": list(delta.token_ids), "num_accepted": delta.num_accepted,
-                    "num_accepted_chars": _accepted_chars(service, delta),
-                    "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
-                if delta.logprobs is not None:
-                    chunk["logprobs"] = [_entry(entry) for entry in delta.logprobs]
-                if delta.finish_reason is not None:
-                    chunk["metrics"] = _metrics(part.metrics)
-                yield event(chunk)
-        yield DONE
-    except Exception as error:
-        known = as_api_error(error)
-        if known is None:
-            raise
-        yield event(known.body())
-        yield DONE
-    finally:
-        service.finish(job)
+    async for output in job.streams[0]:
+        for part in output.outputs:
+            delta = progress.setdefault(part.index, Progress()).advance(part)
+            if delta is None:
+                continue
+            chunk: dict[str, object] = {
+                "request_id": job.id, "index": delta.index, "text": delta.text,
+                "token_ids": list(delta.token_ids), "num_accepted": delta.num_accepted,
+                "num_accepted_chars": _accepted_chars(service, delta),
+                "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+            if delta.logprobs is not None:
+                chunk["logprobs"] = [_entry(entry) for entry in delta.logprobs]
+            if delta.finish_reason is not None:
+                chunk["metrics"] = _metrics(part.metrics)
+            yield event(chunk)
 
 
 def _accepted_chars(service: Service, delta: Delta) -> int | None:

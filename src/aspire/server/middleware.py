@@ -5,16 +5,15 @@ import hmac
 import json
 import logging
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Callable
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aspire.server.config import ServerConfig
 from aspire.server.errors import ApiError
-from aspire.server.sse import ClientLeftError, ClientStuckError
+from aspire.server.watch import ClientLeftError, ClientStuckError, Cutoff
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -34,17 +33,15 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        if REQUEST_ID.fullmatch(given):
-            scope["aspire.request_id"] = given
-        request_id = scope.get("aspire.request_id") or uuid.uuid4().hex
+        given = header(scope, b"x-request-id")
+        request_id = scope["aspire.request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         begun, status, note = time.monotonic(), 0, ""
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
         try:
@@ -60,10 +57,17 @@ class AccessLog:
             else:
                 note = " broken off"
         finally:
-            route = scope.get("route")
-            self._on_response(getattr(route, "path", "other"), status)
-            logger.info("%s %s %d %.1fms request_id=%s%s", scope["method"], scope["path"], status,
-                        (time.monotonic() - begun) * 1e3, request_id, note)
+            # A path that no route takes is "other", so that the metrics stay bounded.
+            self._on_response(getattr(scope.get("route"), "path", "other"), status)
+            # Later: the answer's last bytes leave when this turn of the event loop ends.
+            asyncio.get_running_loop().call_soon(
+                logger.info, "%s %s %d %.1fms request_id=%s%s", scope["method"], scope["path"], status,
+                (time.monotonic() - begun) * 1e3, request_id, note)
+
+
+def header(scope: Scope, name: bytes) -> str:
+    """The first header of that name (in lower case); "" when there is none."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
 
 
 class Guard:
@@ -81,20 +85,19 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
-            headers = Headers(scope=scope)
-            self._check_key(scope, headers)
+            self._check_key(scope)
             if scope["method"] in ("POST", "PUT", "PATCH"):
-                receive = await self._read_in_time(headers, receive)
+                receive = await self._read_in_time(scope, receive)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _check_key(self, scope: Scope, headers: Headers) -> None:
+    def _check_key(self, scope: Scope) -> None:
         path = scope["path"]
         if not self._keys or path in OPEN_PATHS or path.startswith(OPEN_PATHS[-1]) or scope["method"] == "OPTIONS":
             return
-        scheme, _, key = headers.get("authorization", "").partition(" ")
+        scheme, _, key = header(scope, b"authorization").partition(" ")
         given = key.strip().encode() if scheme.lower() == "bearer" else b""
         # Every key is compared, each in constant time: the answer's timing tells nothing.
         matches = [hmac.compare_digest(given, known) for known in self._keys]
@@ -102,19 +105,22 @@ class Guard:
             raise ApiError(401, "a valid API key must be given as \"Authorization: Bearer KEY\"",
                            code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    async def _read_in_time(self, headers: Headers, receive: Receive) -> Receive:
-        try:
-            return await asyncio.wait_for(self._read(headers, receive), self._read_timeout)
-        except asyncio.TimeoutError:
-            raise ApiError(408, f"the body did not arrive within {self._read_timeout:g} s", code="body_too_slow",
-                           headers={"Connection": "close"}) from None
+    async def _read_in_time(self, scope: Scope, receive: Receive) -> Receive:
+        with Cutoff() as cutoff:
+            timer = asyncio.get_running_loop().call_later(self._read_timeout, cutoff.cut, ApiError(
+                408, f"the body did not arrive within {self._read_timeout:g} s", code="body_too_slow",
+                headers={"Connection": "close"}))
+            try:
+                return await self._read(scope, receive)
+            finally:
+                timer.cancel()
 
-    async def _read(self, headers: Headers, receive: Receive) -> Receive:
+    async def _read(self, scope: Scope, receive: Receive) -> Receive:
         """The body, replayed for the route."""
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = header(scope, b"content-type").partition(";")[0].strip().lower()
         if kind != "application/json":  # also keeps web pages of other origins from posting without CORS
             raise ApiError(415, f"content type must be application/json, got {kind!r}", code="unsupported_media_type")
-        length = headers.get("content-length", "")
+        length = header(scope, b"content-length")
         if length.isdigit() and int(length[:18]) > self._max_body:
             raise self._too_large()
         body = bytearray()

@@ -1,5 +1,6 @@
 """The small routes: models, health, readiness, version, tokenize, detokenize, abort."""
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import aspire
@@ -36,7 +37,7 @@ def version() -> Response:
     return JSONResponse({"version": aspire.__version__})
 
 
-async def tokenize(service: Service, body: TokenizeRequest) -> Response:
+async def tokenize(service: Service, body: TokenizeRequest, request: Request) -> Response:
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("exactly one of prompt and messages must be given", "prompt")
@@ -53,13 +54,13 @@ async def tokenize(service: Service, body: TokenizeRequest) -> Response:
     return JSONResponse(answer)
 
 
-def detokenize(service: Service, body: DetokenizeRequest) -> Response:
+async def detokenize(service: Service, body: DetokenizeRequest, request: Request) -> Response:
     service.check_model(body.model)
     service.check_tokens(body.tokens, "tokens")
     return JSONResponse({"prompt": service.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
 
-def abort(service: Service, body: AbortRequest) -> Response:
+async def abort(service: Service, body: AbortRequest, request: Request) -> Response:
     """Ends requests by the ids of their responses; ids that do not run are listed as not found."""
     given = [*(body.request_ids or ()), *([body.request_id] if body.request_id is not None else ())]
     if not given:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,8 +103,8 @@ class Service:
         return name
 
     def new_id(self, prefix: str, request: Request, asked: str | None) -> str:
-        """The id a response carries and that /abort takes: the body's request_id, else X-Request-Id, else random."""
-        given = asked or request.scope.get("aspire.request_id") or uuid.uuid4().hex
+        """The id a response carries and that /abort takes: the body's request_id, else the X-Request-Id of the log."""
+        given: str = asked or request.scope["aspire.request_id"]
         return given if given.startswith(prefix) else prefix + given
 
     def room(self, prompt: Prompt, max_tokens: int | None) -> int:

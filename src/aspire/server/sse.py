@@ -1,109 +1,77 @@
-"""Server-sent events, and what it takes to notice that a client left or stopped reading."""
+"""Server-sent events: how they are written, and the response that sends them as they come."""
 
-import asyncio
-import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-Result = TypeVar("Result")
+from aspire.server.errors import as_api_error
+from aspire.server.watch import ClientLeftError, ClientWatch
+
+Source = TypeVar("Source")
 
 DONE = b"data: [DONE]\n\n"
+HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
+           (b"x-accel-buffering", b"no"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
 
-class ClientLeftError(Exception):
-    """The client closed the connection before its answer was complete."""
-
-
-class ClientStuckError(Exception):
-    """The client keeps the connection but does not read."""
-
-
 def event(data: Mapping[str, object]) -> bytes:
-    return b"data: " + _ENCODER.encode(data).encode() + b"\n\n"
+    return b"data: %b\n\n" % _ENCODER.encode(data).encode()
 
 
-class EventStream(Response):
-    """Sends events as they come. `close` is called when they end, when the client leaves, or when it takes nothing for
-    `write_timeout` seconds: closing is what aborts the request behind them."""
+class Chunks:
+    """The events of one answer. The fields that all of them share are encoded once."""
 
-    media_type = "text/event-stream"
+    __slots__ = ("_head",)
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None], *,
-                 write_timeout: float) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-                         media_type=self.media_type)
-        del self.headers["content-length"]
+    def __init__(self, head: Mapping[str, object]) -> None:
+        self._head = b'data: %b,"choices":' % _ENCODER.encode(head)[:-1].encode()
+
+    def event(self, choices: Sequence[Mapping[str, object]], more: Mapping[str, object] | None = None) -> bytes:
+        end = b"}" if not more else b",%b" % _ENCODER.encode(more)[1:].encode()
+        return b"%b%b%b\n\n" % (self._head, _ENCODER.encode(choices).encode(), end)
+
+
+class EventStream(Generic[Source]):
+    """An ASGI response. Awaits `begin`, whose errors are ordinary error responses, then sends `events` as they come.
+
+    A later error becomes an event of its own; `tail` ends every stream. `finish` is called whatever happens after
+    `begin`: it is what aborts the request of a client that leaves or takes nothing for `write_timeout` seconds.
+    """
+
+    __slots__ = ("_begin", "_events", "_finish", "_tail", "_write_timeout")
+
+    def __init__(self, begin: Awaitable[Source], events: Callable[[Source], AsyncGenerator[bytes, None]],
+                 finish: Callable[[Source], None], *, write_timeout: float, tail: bytes = DONE) -> None:
+        self._begin = begin
         self._events = events
-        self._close = close
-        self._blocked_since: float | None = None
-        self._complete = False
+        self._finish = finish
+        self._tail = tail
         self._write_timeout = write_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump = asyncio.ensure_future(self._pump(send))
-        watch = asyncio.ensure_future(_until_disconnect(receive))
+        with ClientWatch(receive, self._write_timeout) as watch:
+            source = await self._begin
+            events = self._events(source)
+            try:
+                await self._send(watch, send, events)
+            except OSError as error:
+                raise ClientLeftError from error
+            finally:
+                self._finish(source)
+                await events.aclose()
+
+    async def _send(self, watch: ClientWatch, send: Send, events: AsyncGenerator[bytes, None]) -> None:
+        await watch.send(send, {"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        last = self._tail
         try:
-            while not (pump.done() or watch.done()):
-                await asyncio.wait((pump, watch), timeout=self._write_timeout / 4,
-                                   return_when=asyncio.FIRST_COMPLETED)
-                if self._blocked_since is not None and _now() - self._blocked_since > self._write_timeout:
-                    raise ClientStuckError(f"the client took nothing for {self._write_timeout:g} s")
-            if pump.done():
-                pump.result()
-        except OSError as error:
-            raise ClientLeftError from error
-        finally:
-            await _cancelled(pump)
-            await _cancelled(watch)
-            self._close()  # a generator that never started runs no finally of its own
-        if not self._complete:
-            raise ClientLeftError
-
-    async def _pump(self, send: Send) -> None:
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for data in self._events:
-                self._blocked_since = _now()
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-                self._blocked_since = None
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-            self._complete = True
-        finally:
-            await self._events.aclose()
-
-
-async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; cancels it and raises ClientLeftError when the client disconnects first."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_until_disconnect(request.receive))
-    try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientLeftError
-    finally:
-        await _cancelled(task)
-        await _cancelled(watch)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _cancelled(task: "asyncio.Future[Any]") -> None:
-    """Cancel and wait until the task's own clean-up is over."""
-    if not task.done():
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await task
+            async for data in events:
+                await watch.send(send, {"type": "http.response.body", "body": data, "more_body": True})
+        except Exception as error:
+            known = as_api_error(error)
+            if known is None:
+                raise
+            last = event(known.body()) + self._tail
+        await watch.send(send, {"type": "http.response.body", "body": last, "more_body": False})
