@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from aspire.schedule.plan import TokenLogprobs
 
 LARGEST = 1e6  # of factors that meet float32 logits
+TEMPERATURES = f"a number in [0, {LARGEST:g}]"
+REPETITIONS = f"a number in [{1 / LARGEST:g}, {LARGEST:g}]"
 
 
 class FinishReason(Enum):
@@ -91,7 +93,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check(_is_int(self.n) and self.n >= 1, "n", self.n, "an integer >= 1")
         _check(_is_number(self.temperature) and 0 <= self.temperature <= LARGEST, "temperature", self.temperature,
-               f"a number in [0, {LARGEST:g}]")
+               TEMPERATURES)
         _check(_is_int(self.top_k) and -1 <= self.top_k < 1 << 31, "top_k", self.top_k,
                "an integer in [1, 2^31), or 0 or -1 for off")
         _check(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
@@ -125,7 +127,7 @@ class SamplingParams:
             value = getattr(self, name)
             _check(_is_number(value) and -2 <= value <= 2, name, value, "in [-2, 2]")
         _check(_is_number(self.repetition_penalty) and 1 / LARGEST <= self.repetition_penalty <= LARGEST,
-               "repetition_penalty", self.repetition_penalty, f"a number in [{1 / LARGEST:g}, {LARGEST:g}]")
+               "repetition_penalty", self.repetition_penalty, REPETITIONS)
         for token, bias in (self.logit_bias or {}).items():
             _check(_is_int(token) and token >= 0, "logit_bias", token, "keyed by token ids >= 0")
             _check(_is_number(bias) and -100 <= bias <= 100, "logit_bias", bias, "in [-100, 100]")

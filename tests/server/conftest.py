@@ -26,7 +26,7 @@ class LiveServer:
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = make_server(self.llm, config)
-        self.service: Service = self.server.config.app.state.service
+        self.service: Service = self.server.config.app.service
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self.server.serve(sockets=[self._listener])), daemon=True)
         self._thread.start()

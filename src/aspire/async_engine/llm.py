@@ -238,26 +238,32 @@ class AsyncLLM:
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
         now = time.monotonic()
+        posted: list[tuple[OutputStream, RequestOutput]] = []
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue  # aborted; the engine hears of it before the next step
             output = stream.update(output)
-            self.latency.record(stream, output, now)
             if output.finished:
                 self._end(stream)
-            self._post(stream, output)
+            self._put(stream, output)
+            posted.append((stream, output))
         for mailbox in list(self._mailboxes.values()):
             if not mailbox.flush():
                 self._drop_loop(mailbox)
+        for stream, output in posted:  # while the event loops wake up
+            self.latency.record(stream, output, now)
 
     def _post(self, stream: OutputStream, item: RequestOutput | Exception | None) -> None:
-        mailbox = self._mailboxes.get(stream.loop)
-        if mailbox is None:
-            return  # its event loop was closed
-        mailbox.put(stream, item)
-        if not isinstance(item, RequestOutput) or item.finished:
+        mailbox = self._put(stream, item)
+        if mailbox is not None:
             mailbox.flush()
+
+    def _put(self, stream: OutputStream, item: RequestOutput | Exception | None) -> Mailbox | None:
+        mailbox = self._mailboxes.get(stream.loop)
+        if mailbox is not None:  # else its event loop was closed
+            mailbox.put(stream, item)
+        return mailbox
 
     def _end(self, stream: OutputStream) -> None:
         with self._wake:

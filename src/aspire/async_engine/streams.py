@@ -16,12 +16,12 @@ class OutputStream:
     """
 
     __slots__ = (
-        "_arrived",
         "_error",
         "_over",
         "_timeout",
         "_timer",
         "_unread",
+        "_waiter",
         "accepted",
         "first_token_time",
         "last_time",
@@ -46,7 +46,7 @@ class OutputStream:
         self.num_outputs = num_outputs
         self._unread: RequestOutput | None = None
         self._error: BaseException | None = None
-        self._arrived = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the one consumer, while it waits
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
         self._timeout = 0.0
@@ -56,8 +56,8 @@ class OutputStream:
 
     async def __anext__(self) -> RequestOutput:
         while self._unread is None and self._error is None and not self._over:
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._waiter = self.loop.create_future()
+            await self._waiter
         if self._unread is not None:
             output, self._unread = self._unread, None
             return output
@@ -88,7 +88,7 @@ class OutputStream:
                 self.accepted.set_exception(item)
             else:
                 self.accepted.set_result(None)
-        self._arrived.set()
+        self._wake()
 
     def expire_after(self, seconds: float) -> None:
         """Fail with TimeoutError and abort the request unless it ends within that time."""
@@ -101,7 +101,7 @@ class OutputStream:
         if self._timer is not None:
             self._timer.cancel()
         self._over = True
-        self._arrived.set()
+        self._wake()
         self.on_close()
 
     def update(self, new: RequestOutput) -> RequestOutput:
@@ -129,11 +129,15 @@ class OutputStream:
         self._error = error
         self._over = True
 
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     def _expire(self) -> None:
         if not self._over:
             self._finish(TimeoutError(f"the request did not finish within {self._timeout:g} seconds"))
             self.on_close()
-            self._arrived.set()
+            self._wake()
 
 
 class Mailbox:

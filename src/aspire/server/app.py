@@ -6,7 +6,6 @@ from typing import Any, Generic
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -37,17 +36,54 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class JsonEndpoint(Generic[Checked]):
-    """An ASGI endpoint: checks the JSON body and calls `handler`. A class, because the router wraps functions once
-    more, and this is the path of every request."""
+    """An ASGI endpoint: checks the JSON body, calls `handler`, and shows foreseen errors."""
 
     def __init__(self, kind: type[Checked], handler: Callable[[Checked, Request], Awaitable[ASGIApp]]) -> None:
         self._kind = kind
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, send)
-        response = await self._handler(read_body(await request.body(), self._kind), request)
+        try:
+            body = read_body(scope["aspire.body"], self._kind)
+            response = await self._handler(body, Request(scope, receive, send))
+        except Exception as error:
+            known = as_api_error(error)
+            if known is None:
+                raise
+            response = known.response()
         await response(scope, receive, send)
+
+
+class App:
+    """The server as an ASGI application. A POST to a known path goes straight to its endpoint; Starlette's router and
+    error handling, through which every event of a stream would pass, see the rest."""
+
+    def __init__(self, service: Service, metrics: Metrics, config: ServerConfig) -> None:
+        self.service = service
+        described = _describe(service, metrics)
+        routes: list[Route] = [NamedRoute(operation.path, endpoint, methods=[operation.method])
+                               for operation, endpoint in described]
+        document = openapi.document([operation for operation, _ in described], aspire.__version__)
+        routes.append(_get("/openapi.json", lambda request: JSONResponse(document)))
+        routes += _dashboard_routes(service) if config.dashboard else []
+        self._posts = {route.path: route for route in routes if "POST" in (route.methods or ())}
+        self._others = Starlette(routes=routes, exception_handlers=_error_handlers())
+        inner: ASGIApp = Guard(self._dispatch, config)
+        if config.allowed_origins:
+            inner = CORSMiddleware(inner, allow_origins=list(config.allowed_origins), allow_methods=["GET", "POST"],
+                                   allow_headers=["Authorization", "Content-Type", "X-Request-Id"])
+        self._outer = AccessLog(inner, metrics.count_response)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._outer(scope, receive, send)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
+        if route is None:
+            await self._others(scope, receive, send)
+        else:
+            scope["route"] = route
+            await route.app(scope, receive, send)
 
 
 class NamedRoute(Route):
@@ -58,36 +94,22 @@ class NamedRoute(Route):
         return match, {**found, "route": self}
 
 
-def create_app(llm: AsyncLLM, config: ServerConfig | None = None) -> Starlette:
-    """The server as an ASGI application. It neither starts nor stops `llm`."""
+def create_app(llm: AsyncLLM, config: ServerConfig | None = None) -> App:
+    """It neither starts nor stops `llm`."""
     config = config or ServerConfig()
     service = Service(llm, config)
-    metrics = Metrics(llm, service.model_names[0])
-    guards = [Middleware(AccessLog, on_response=metrics.count_response)]
-    if config.allowed_origins:
-        guards.append(Middleware(CORSMiddleware, allow_origins=list(config.allowed_origins),
-                                 allow_methods=["GET", "POST"],
-                                 allow_headers=["Authorization", "Content-Type", "X-Request-Id"]))
-    guards.append(Middleware(Guard, config=config))
-    app = Starlette(routes=_routes(service, metrics), middleware=guards, exception_handlers=_error_handlers())
-    app.state.service = service
-    return app
+    return App(service, Metrics(llm, service.model_names[0]), config)
 
 
-def _routes(service: Service, metrics: Metrics) -> list[Route]:
+def _describe(service: Service, metrics: Metrics) -> list[tuple[Operation, Any]]:
     described: list[tuple[Operation, Any]] = [
         (Operation("POST", path, summary, kind), JsonEndpoint(kind, partial(handler, service)))
         for path, kind, handler, summary in _posts()]
-    described += [(Operation("GET", path, summary), handler) for path, handler, summary in _gets(service, metrics)]
-    routes: list[Route] = [NamedRoute(operation.path, endpoint, methods=[operation.method])
-                           for operation, endpoint in described]
-    document = openapi.document([operation for operation, _ in described], aspire.__version__)
-    routes.append(_get("/openapi.json", lambda request: JSONResponse(document)))
-    return routes + (_dashboard_routes(service) if service.config.dashboard else [])
+    return described + [(Operation("GET", path, summary), handler)
+                        for path, handler, summary in _gets(service, metrics)]
 
 
 def _posts() -> list[tuple[str, type[Any], Callable[..., Awaitable[ASGIApp]], str]]:
-    """The first one is matched fastest."""
     return [
         ("/v1/completions", CompletionRequest, completions.create_completion, "Complete prompts"),
         ("/v1/chat/completions", ChatCompletionRequest, chat.create_chat_completion, "Answer a conversation"),

@@ -1,9 +1,7 @@
 """POST /v1/chat/completions: conversations, tools, reasoning and constrained output, whole or streamed."""
 
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,8 +17,9 @@ from aspire.server.logprobs import chat_logprobs
 from aspire.server.protocol import ChatCompletionRequest, NamedToolChoice, StreamOptions
 from aspire.server.reasoning import ThinkSplitter
 from aspire.server.sampling import Extras, json_constraint, sampling_params
-from aspire.server.service import Delta, Job, Progress, Prompt, Service, merged, usage
-from aspire.server.sse import Chunks, EventStream
+from aspire.server.service import Delta, Progress, Prompt, Service, usage
+from aspire.server.sse import Chunks
+from aspire.server.stream import stream_job
 from aspire.server.tools import JsonCallsParser, NamedCallParser, ToolParser, make_parser
 from aspire.server.watch import ClientWatch
 
@@ -68,8 +67,7 @@ async def create_chat_completion(service: Service, body: ChatCompletionRequest, 
     asked = await _check(service, body, request)
     starting = service.start(asked.id, [asked.prompt], [asked.params], priority=body.priority, timeout=body.timeout)
     if body.stream:
-        return EventStream(starting, partial(_events, service, asked), service.finish,
-                           write_timeout=service.config.write_timeout)
+        return stream_job(service, starting, Chunker(service, asked))
     with ClientWatch(request.receive):
         [output] = await service.finals(await starting)
     choices = [_choice(service, asked, part) for part in output.outputs]
@@ -174,27 +172,39 @@ def _choice(service: Service, asked: Asked, part: CompletionOutput) -> dict[str,
     return choice
 
 
-async def _events(service: Service, asked: Asked, job: Job) -> AsyncGenerator[bytes, None]:
-    body = asked.body
-    options = body.stream_options or StreamOptions()
-    chunks = Chunks(_head(service, asked, "chat.completion.chunk"))
-    shown = [Progress() for _ in range(body.n)]
-    speakers = [Speaker(service, asked) for _ in range(body.n)]
-    usage_null: dict[str, object] = {"usage": None} if options.include_usage else {}
-    output: RequestOutput | None = None
-    for index in range(body.n):
-        first = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None,
-                 "finish_reason": None}
-        yield chunks.event([first], usage_null)
-    async for _, output in merged(job):
-        extra = {"usage": usage([output])} if options.continuous_usage_stats else usage_null
+class Chunker:
+    """Writes a streamed answer: see aspire.server.stream.Writer."""
+
+    def __init__(self, service: Service, asked: Asked) -> None:
+        self._service, self._body = service, asked.body
+        options = asked.body.stream_options or StreamOptions()
+        self._usage_last, self._usage_always = options.include_usage, options.continuous_usage_stats
+        self._usage_null: dict[str, object] = {"usage": None} if options.include_usage else {}
+        self._chunks = Chunks(_head(service, asked, "chat.completion.chunk"))
+        self._shown = [Progress() for _ in range(asked.body.n)]
+        self._speakers = [Speaker(service, asked) for _ in range(asked.body.n)]
+        self._latest: RequestOutput | None = None
+
+    def begin(self) -> bytes:
+        return b"".join(self._chunks.event([{
+            "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None,
+            "finish_reason": None}], self._usage_null) for index in range(self._body.n))
+
+    def write(self, index: int, output: RequestOutput) -> bytes:
+        self._latest = output
+        extra = {"usage": usage([output])} if self._usage_always else self._usage_null
+        pieces = []
         for part in output.outputs:
-            delta = shown[part.index].advance(part)
+            delta = self._shown[part.index].advance(part)
             if delta is not None:
-                for choice in _delta_choices(service, body, speakers[part.index], delta):
-                    yield chunks.event([choice], extra)
-    if options.include_usage and output is not None:
-        yield chunks.event([], {"usage": usage([output])})
+                choices = _delta_choices(self._service, self._body, self._speakers[part.index], delta)
+                pieces += [self._chunks.event([choice], extra) for choice in choices]
+        return b"".join(pieces)
+
+    def end(self) -> bytes:
+        if not self._usage_last or self._latest is None:
+            return b""
+        return self._chunks.event([], {"usage": usage([self._latest])})
 
 
 def _delta_choices(service: Service, body: ChatCompletionRequest, speaker: Speaker,

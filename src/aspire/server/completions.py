@@ -1,9 +1,7 @@
 """POST /v1/completions: text or token ids in, text out, whole or streamed; echo and log probabilities included."""
 
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -16,8 +14,9 @@ from aspire.server.errors import bad_request
 from aspire.server.logprobs import completion_logprobs
 from aspire.server.protocol import CompletionRequest, StreamOptions
 from aspire.server.sampling import Extras, sampling_params
-from aspire.server.service import Delta, Job, Progress, Prompt, Service, merged, usage
-from aspire.server.sse import Chunks, EventStream
+from aspire.server.service import Delta, Progress, Prompt, Service, usage
+from aspire.server.sse import Chunks
+from aspire.server.stream import stream_job
 from aspire.server.watch import ClientWatch
 
 
@@ -38,8 +37,7 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
     asked = await _check(service, body, request)
     starting = service.start(asked.id, asked.prompts, asked.params, priority=body.priority, timeout=body.timeout)
     if body.stream:
-        return EventStream(starting, partial(_events, service, asked), service.finish,
-                           write_timeout=service.config.write_timeout)
+        return stream_job(service, starting, Chunker(service, asked))
     with ClientWatch(request.receive):
         outputs = await service.finals(await starting)
     choices = [_choice(service, asked, i, output, part) for i, output in enumerate(outputs)
@@ -113,30 +111,41 @@ def _without_output(output: RequestOutput) -> RequestOutput:
     return RequestOutput(output.request_id, output.prompt, output.prompt_token_ids, (), True, output.metrics)
 
 
-async def _events(service: Service, asked: Asked, job: Job) -> AsyncGenerator[bytes, None]:
-    body = asked.body
-    options = body.stream_options or StreamOptions()
-    chunks = Chunks(_head(service, asked))
-    usage_null: dict[str, object] = {"usage": None} if options.include_usage else {}
-    latest: dict[int, RequestOutput] = {}
-    begun: set[tuple[int, int]] = set()  # outputs whose first chunk, which carries the echo, was sent; membership only
-    progress = {(i, j): Progress() for i in range(len(job.streams)) for j in range(body.n)}
-    async for i, output in merged(job):
-        latest[i] = output
-        extra = {"usage": usage([output])} if options.continuous_usage_stats else usage_null
+class Chunker:
+    """Writes a streamed answer: see aspire.server.stream.Writer."""
+
+    def __init__(self, service: Service, asked: Asked) -> None:
+        self._service, self._asked = service, asked
+        options = asked.body.stream_options or StreamOptions()
+        self._usage_last, self._usage_always = options.include_usage, options.continuous_usage_stats
+        self._usage_null: dict[str, object] = {"usage": None} if options.include_usage else {}
+        self._chunks = Chunks(_head(service, asked))
+        self._progress = [[Progress() for _ in range(asked.body.n)] for _ in asked.prompts]
+        self._latest: list[RequestOutput | None] = [None for _ in asked.prompts]
+
+    def begin(self) -> bytes:
+        return b""
+
+    def write(self, index: int, output: RequestOutput) -> bytes:
+        self._latest[index] = output
+        extra = {"usage": usage([output])} if self._usage_always else self._usage_null
+        pieces = []
         for part in output.outputs:
-            shown = progress[i, part.index]
-            offset = shown.num_chars
+            shown = self._progress[index][part.index]
+            offset, first = shown.num_chars, not shown.begun
             delta = shown.advance(part)
-            if delta is None or not _is_worth_showing(delta, body):
-                continue
-            first = (i, part.index) not in begun
-            begun.add((i, part.index))
-            yield chunks.event([_delta_choice(service, asked, i, output, delta, offset, first)], extra)
-    if options.include_usage:
-        final = [latest[i] for i in sorted(latest)]
-        shown_outputs = [_without_output(output) for output in final] if asked.echo_only else final
-        yield chunks.event([], {"usage": usage(shown_outputs)})
+            if delta is not None and _is_worth_showing(delta, self._asked.body):
+                shown.begun = True
+                choice = _delta_choice(self._service, self._asked, index, output, delta, offset, first)
+                pieces.append(self._chunks.event([choice], extra))
+        return b"".join(pieces)
+
+    def end(self) -> bytes:
+        if not self._usage_last:
+            return b""
+        final = [output for output in self._latest if output is not None]
+        shown = [_without_output(output) for output in final] if self._asked.echo_only else final
+        return self._chunks.event([], {"usage": usage(shown)})
 
 
 def _is_worth_showing(delta: Delta, body: CompletionRequest) -> bool:

@@ -1,20 +1,18 @@
 """POST /generate: token ids in, token ids and log probabilities out, for reinforcement learning and evaluation."""
 
-from collections.abc import AsyncGenerator
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from aspire.request import CompletionOutput, RequestMetrics
+from aspire.request import CompletionOutput, RequestMetrics, RequestOutput
 from aspire.schedule.plan import TokenLogprobs
 from aspire.server.errors import bad_request
 from aspire.server.logprobs import finite
 from aspire.server.protocol import GenerateRequest
 from aspire.server.sampling import generate_params
-from aspire.server.service import Delta, Job, Progress, Prompt, Service, usage
-from aspire.server.sse import EventStream, event
+from aspire.server.service import Delta, Progress, Prompt, Service, usage
+from aspire.server.sse import event
+from aspire.server.stream import stream_job
 from aspire.server.watch import ClientWatch
 
 
@@ -33,8 +31,7 @@ async def generate(service: Service, body: GenerateRequest, request: Request) ->
     job_id = service.new_id("gen-", request, body.request_id)
     starting = service.start(job_id, [prompt], [params], priority=body.priority, timeout=body.timeout)
     if body.stream:
-        return EventStream(starting, partial(_events, service), service.finish,
-                           write_timeout=service.config.write_timeout)
+        return stream_job(service, starting, Chunker(service, job_id, body.sampling_params.n))
     with ClientWatch(request.receive):
         [output] = await service.finals(await starting)
     answer: dict[str, object] = {
@@ -45,23 +42,38 @@ async def generate(service: Service, body: GenerateRequest, request: Request) ->
     return JSONResponse(answer)
 
 
-async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
-    progress: dict[int, Progress] = {}
-    async for output in job.streams[0]:
+class Chunker:
+    """Writes a streamed answer: see aspire.server.stream.Writer."""
+
+    def __init__(self, service: Service, job_id: str, num_outputs: int) -> None:
+        self._service, self._id = service, job_id
+        self._shown = [Progress() for _ in range(num_outputs)]
+
+    def begin(self) -> bytes:
+        return b""
+
+    def write(self, index: int, output: RequestOutput) -> bytes:
+        pieces = []
         for part in output.outputs:
-            delta = progress.setdefault(part.index, Progress()).advance(part)
-            if delta is None:
-                continue
-            chunk: dict[str, object] = {
-                "request_id": job.id, "index": delta.index, "text": delta.text,
-                "token_ids": list(delta.token_ids), "num_accepted": delta.num_accepted,
-                "num_accepted_chars": _accepted_chars(service, delta),
-                "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
-            if delta.logprobs is not None:
-                chunk["logprobs"] = [_entry(entry) for entry in delta.logprobs]
-            if delta.finish_reason is not None:
-                chunk["metrics"] = _metrics(part.metrics)
-            yield event(chunk)
+            delta = self._shown[part.index].advance(part)
+            if delta is not None:
+                pieces.append(self._event(delta, part))
+        return b"".join(pieces)
+
+    def end(self) -> bytes:
+        return b""
+
+    def _event(self, delta: Delta, part: CompletionOutput) -> bytes:
+        chunk: dict[str, object] = {
+            "request_id": self._id, "index": delta.index, "text": delta.text,
+            "token_ids": list(delta.token_ids), "num_accepted": delta.num_accepted,
+            "num_accepted_chars": _accepted_chars(self._service, delta),
+            "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+        if delta.logprobs is not None:
+            chunk["logprobs"] = [_entry(entry) for entry in delta.logprobs]
+        if delta.finish_reason is not None:
+            chunk["metrics"] = _metrics(part.metrics)
+        return event(chunk)
 
 
 def _accepted_chars(service: Service, delta: Delta) -> int | None:

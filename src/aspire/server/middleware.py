@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,6 +18,8 @@ from aspire.server.watch import ClientLeftError, ClientStuckError, Cutoff
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 OPEN_PATHS = ("/health", "/ready", "/version", "/metrics", "/dashboard", "/dashboard/static/")
+
+RawHeaders = Mapping[bytes, bytes]  # of headers given twice, the last one
 
 logger = logging.getLogger("aspire.server")
 
@@ -33,7 +35,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = header(scope, b"x-request-id")
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = scope["aspire.request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         begun, status, note = time.monotonic(), 0, ""
 
@@ -65,13 +67,10 @@ class AccessLog:
                 (time.monotonic() - begun) * 1e3, request_id, note)
 
 
-def header(scope: Scope, name: bytes) -> str:
-    """The first header of that name (in lower case); "" when there is none."""
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
-
-
 class Guard:
-    """Checks the key, then the content type, then reads the body up to the limit. Refuses before any route runs."""
+    """Checks the key, then the content type, then reads the body up to the limit. Refuses before any route runs.
+
+    Routes find the body in the scope, as "aspire.body"."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
@@ -85,42 +84,43 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
-            self._check_key(scope)
+            headers = dict(scope["headers"])
+            self._check_key(scope, headers)
             if scope["method"] in ("POST", "PUT", "PATCH"):
-                receive = await self._read_in_time(scope, receive)
+                scope["aspire.body"] = await self._read_in_time(headers, receive)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _check_key(self, scope: Scope) -> None:
+    def _check_key(self, scope: Scope, headers: RawHeaders) -> None:
         path = scope["path"]
         if not self._keys or path in OPEN_PATHS or path.startswith(OPEN_PATHS[-1]) or scope["method"] == "OPTIONS":
             return
-        scheme, _, key = header(scope, b"authorization").partition(" ")
-        given = key.strip().encode() if scheme.lower() == "bearer" else b""
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        given = key.strip() if scheme.lower() == b"bearer" else b""
         # Every key is compared, each in constant time: the answer's timing tells nothing.
         matches = [hmac.compare_digest(given, known) for known in self._keys]
         if not any(matches):
             raise ApiError(401, "a valid API key must be given as \"Authorization: Bearer KEY\"",
                            code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    async def _read_in_time(self, scope: Scope, receive: Receive) -> Receive:
+    async def _read_in_time(self, headers: RawHeaders, receive: Receive) -> bytes:
         with Cutoff() as cutoff:
             timer = asyncio.get_running_loop().call_later(self._read_timeout, cutoff.cut, ApiError(
                 408, f"the body did not arrive within {self._read_timeout:g} s", code="body_too_slow",
                 headers={"Connection": "close"}))
             try:
-                return await self._read(scope, receive)
+                return await self._read(headers, receive)
             finally:
                 timer.cancel()
 
-    async def _read(self, scope: Scope, receive: Receive) -> Receive:
-        """The body, replayed for the route."""
-        kind = header(scope, b"content-type").partition(";")[0].strip().lower()
-        if kind != "application/json":  # also keeps web pages of other origins from posting without CORS
-            raise ApiError(415, f"content type must be application/json, got {kind!r}", code="unsupported_media_type")
-        length = header(scope, b"content-length")
+    async def _read(self, headers: RawHeaders, receive: Receive) -> bytes:
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"application/json":  # also keeps web pages of other origins from posting without CORS
+            raise ApiError(415, f"content type must be application/json, got {kind.decode('latin-1')!r}",
+                           code="unsupported_media_type")
+        length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length[:18]) > self._max_body:
             raise self._too_large()
         body = bytearray()
@@ -137,24 +137,11 @@ class Guard:
             raise ApiError(400, "strings must be valid Unicode, got a lone surrogate", code="invalid_unicode")
         if self._log_prompts:
             logger.info("body %s", bytes(body).decode(errors="replace"))
-        return _replay(bytes(body), receive)
+        return bytes(body)
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body must have at most {self._max_body} bytes", code="body_too_large",
                         headers={"Connection": "close"})
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    sent = False
-
-    async def replayed() -> Message:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
 
 
 def _has_surrogates(body: bytes) -> bool:

@@ -23,7 +23,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) or cls.UNSUPPORTED.keys().isdisjoint(data):
             return data
         for name in cls.UNSUPPORTED.keys() & data.keys():
             if data[name] is not None and data[name] not in cls.UNSUPPORTED[name]:

@@ -40,11 +40,12 @@ class Delta:
 
 
 class Progress:
-    """Remembers how much of one output was shown."""
+    """Remembers how much of one output was shown. begun: a first chunk was sent."""
 
-    __slots__ = ("num_accepted", "num_chars", "num_tokens", "over")
+    __slots__ = ("begun", "num_accepted", "num_chars", "num_tokens", "over")
 
     def __init__(self) -> None:
+        self.begun = False
         self.num_chars = 0
         self.num_tokens = 0
         self.num_accepted = 0
@@ -187,13 +188,9 @@ async def _all_or_none(handing_over: Sequence[Coroutine[Any, Any, OutputStream]]
         raise
 
 
-async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """(prompt index, output) of all streams of a job, as they come."""
-    if len(job.streams) == 1:
-        async for output in job.streams[0]:
-            yield 0, output
-        return
-    waiting = {asyncio.ensure_future(stream.__anext__()): i for i, stream in enumerate(job.streams)}
+async def merged(streams: Sequence[OutputStream]) -> AsyncIterator[RequestOutput]:
+    """The outputs of several streams, as they come."""
+    waiting = {asyncio.ensure_future(stream.__anext__()): i for i, stream in enumerate(streams)}
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -203,8 +200,8 @@ async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
                     output = task.result()
                 except StopAsyncIteration:
                     continue
-                waiting[asyncio.ensure_future(job.streams[i].__anext__())] = i
-                yield i, output
+                waiting[asyncio.ensure_future(streams[i].__anext__())] = i
+                yield output
     finally:
         for task in waiting:
             task.cancel()

@@ -1,5 +1,6 @@
 """Server-sent events: how they are written, and the response that sends them as they come."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Generic, TypeVar
@@ -21,6 +22,10 @@ def event(data: Mapping[str, object]) -> bytes:
     return b"data: %b\n\n" % _ENCODER.encode(data).encode()
 
 
+class Last(bytes):
+    """The events that end a stream, its tail included: nothing is asked of the source after them."""
+
+
 class Chunks:
     """The events of one answer. The fields that all of them share are encoded once."""
 
@@ -37,8 +42,9 @@ class Chunks:
 class EventStream(Generic[Source]):
     """An ASGI response. Awaits `begin`, whose errors are ordinary error responses, then sends `events` as they come.
 
-    A later error becomes an event of its own; `tail` ends every stream. `finish` is called whatever happens after
-    `begin`: it is what aborts the request of a client that leaves or takes nothing for `write_timeout` seconds.
+    A later error becomes an event of its own; `tail` ends every stream whose source did not with `Last`. `finish` is
+    called whatever happens after `begin`: it is what aborts the request of a client that leaves or takes nothing for
+    `write_timeout` seconds.
     """
 
     __slots__ = ("_begin", "_events", "_finish", "_tail", "_write_timeout")
@@ -53,7 +59,14 @@ class EventStream(Generic[Source]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ClientWatch(receive, self._write_timeout) as watch:
-            source = await self._begin
+            try:
+                source = await self._begin
+            except Exception as error:
+                known = as_api_error(error)
+                if known is None:
+                    raise
+                await known.response()(scope, receive, send)
+                return
             events = self._events(source)
             try:
                 await self._send(watch, send, events)
@@ -68,6 +81,9 @@ class EventStream(Generic[Source]):
         last = self._tail
         try:
             async for data in events:
+                if isinstance(data, Last):
+                    last = data
+                    break
                 await watch.send(send, {"type": "http.response.body", "body": data, "more_body": True})
         except Exception as error:
             known = as_api_error(error)
@@ -75,3 +91,5 @@ class EventStream(Generic[Source]):
                 raise
             last = event(known.body()) + self._tail
         await watch.send(send, {"type": "http.response.body", "body": last, "more_body": False})
+        watch.stop()
+        await asyncio.sleep(0)  # the last bytes leave when this turn of the event loop ends: tidy up after them

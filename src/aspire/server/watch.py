@@ -6,6 +6,8 @@ from typing import Any
 
 from starlette.types import Message, Receive, Send
 
+WATCH_AFTER = 0.002  # seconds: meanwhile the request is on its way to the engine, and every microsecond delays it
+
 
 class ClientLeftError(Exception):
     """The client closed the connection before its answer was complete."""
@@ -50,7 +52,7 @@ class ClientWatch(Cutoff):
     """A cutoff for clients that leave, and for those that take nothing of what `send` sends for `write_timeout`
     seconds. The request's body must have been read."""
 
-    __slots__ = ("_blocked_since", "_receive", "_timer", "_watching", "_write_timeout")
+    __slots__ = ("_begin", "_blocked_since", "_receive", "_timer", "_watching", "_write_timeout")
 
     def __init__(self, receive: Receive, write_timeout: float | None = None) -> None:
         super().__init__()
@@ -58,13 +60,11 @@ class ClientWatch(Cutoff):
         self._write_timeout = write_timeout
         self._blocked_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def __enter__(self) -> "ClientWatch":
         super().__enter__()
-        self._watching = asyncio.ensure_future(_until_disconnect(self._receive))
-        self._watching.add_done_callback(self._on_left)
-        if self._write_timeout is not None:
-            self._look_again(self._write_timeout)
+        self._begin = asyncio.get_running_loop().call_later(WATCH_AFTER, self._watch)
         return self
 
     async def send(self, send: Send, message: Message) -> None:
@@ -73,13 +73,25 @@ class ClientWatch(Cutoff):
         await send(message)
         self._blocked_since = None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self._watching.remove_done_callback(self._on_left)
-        self._watching.cancel()
+    def stop(self) -> None:
+        """The answer is complete: from now on the client may do as it likes."""
+        self._begin.cancel()
+        if self._watching is not None:
+            self._watching.remove_done_callback(self._on_left)
+            self._watching.cancel()
         if self._timer is not None:
             self._timer.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.stop()
         super().__exit__(kind, error, trace)
+
+    def _watch(self) -> None:
+        self._watching = asyncio.ensure_future(_until_disconnect(self._receive))
+        self._watching.add_done_callback(self._on_left)
+        if self._write_timeout is not None:
+            self._look_again(self._write_timeout)
 
     def _on_left(self, watching: "asyncio.Task[None]") -> None:
         if not watching.cancelled():
