@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -67,7 +68,7 @@ async def create_chat_completion(service: Service, body: ChatCompletionRequest, 
     asked = await _check(service, body, request)
     starting = service.start(asked.id, [asked.prompt], [asked.params], priority=body.priority, timeout=body.timeout)
     if body.stream:
-        return stream_job(service, starting, Chunker(service, asked))
+        return stream_job(service, starting, partial(Chunker, service, asked))
     with ClientWatch(request.receive):
         [output] = await service.finals(await starting)
     choices = [_choice(service, asked, part) for part in output.outputs]

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -37,7 +38,7 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
     asked = await _check(service, body, request)
     starting = service.start(asked.id, asked.prompts, asked.params, priority=body.priority, timeout=body.timeout)
     if body.stream:
-        return stream_job(service, starting, Chunker(service, asked))
+        return stream_job(service, starting, partial(Chunker, service, asked))
     with ClientWatch(request.receive):
         outputs = await service.finals(await starting)
     choices = [_choice(service, asked, i, output, part) for i, output in enumerate(outputs)

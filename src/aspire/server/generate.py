@@ -1,4 +1,5 @@
 """POST /generate: token ids in, token ids and log probabilities out, for reinforcement learning and evaluation."""
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -31,7 +32,7 @@ async def generate(service: Service, body: GenerateRequest, request: Request) ->
     job_id = service.new_id("gen-", request, body.request_id)
     starting = service.start(job_id, [prompt], [params], priority=body.priority, timeout=body.timeout)
     if body.stream:
-        return stream_job(service, starting, Chunker(service, job_id, body.sampling_params.n))
+        return stream_job(service, starting, partial(Chunker, service, job_id, body.sampling_params.n))
     with ClientWatch(request.receive):
         [output] = await service.finals(await starting)
     answer: dict[str, object] = {

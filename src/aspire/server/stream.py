@@ -1,6 +1,6 @@
 """A job's outputs as server-sent events: the one loop that all streaming routes share."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,11 +21,13 @@ class Writer(Protocol):
     def end(self) -> bytes: ...
 
 
-def stream_job(service: Service, starting: Coroutine[Any, Any, Job], writer: Writer) -> EventStream[Job]:
-    return EventStream(starting, partial(_events, writer), service.finish, write_timeout=service.config.write_timeout)
+def stream_job(service: Service, starting: Coroutine[Any, Any, Job], make: Callable[[], Writer]) -> EventStream[Job]:
+    """`make` is called once the engine has the request, which it works on meanwhile."""
+    return EventStream(starting, partial(_events, make), service.finish, write_timeout=service.config.write_timeout)
 
 
-async def _events(writer: Writer, job: Job) -> AsyncGenerator[bytes, None]:
+async def _events(make: Callable[[], Writer], job: Job) -> AsyncGenerator[bytes, None]:
+    writer = make()
     first = writer.begin()
     if first:
         yield first
