@@ -144,6 +144,67 @@ def test_shutdown_lets_running_requests_finish(serve: Serve) -> None:
     asyncio.run(work())
 
 
+def test_draining_is_told_until_the_end(serve: Serve) -> None:
+    """Load balancers ask a server that still answers: not ready, alive, no new requests. Planted fault: uvicorn's own
+    order, which stops listening first."""
+    server = serve(FakeEngine(step_seconds=0.02), shutdown_grace=5.0)
+
+    async def work() -> None:
+        async with clients(server.url) as client:
+            assert (await client.get("/ready")).status_code == 200
+            running = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x" * 90, "max_tokens": 90}))
+            while not server.llm.num_live:
+                await asyncio.sleep(0.001)
+            stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+            while server.llm.accepting:
+                await asyncio.sleep(0.001)
+            async with clients(server.url) as balancer:  # on connections of its own
+                assert (await balancer.get("/ready")).status_code == 503
+                assert (await balancer.get("/health")).status_code == 200
+                refused = await balancer.post("/v1/completions", json={"prompt": "x"})
+            assert refused.status_code == 503
+            assert refused.headers["Retry-After"]
+            assert not running.done(), "it was asked while a request ran"
+            assert (await running).json()["choices"][0]["text"] == "x" * 90
+            await stopping
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("step", "fields", "end"), [
+    (30.0, {}, "abort"), (0.01, {"structured_outputs": {"regex": "sleep 30"}}, None)], ids=["step", "grammar"])
+def test_exit_does_not_wait_for_the_engine(step: float, fields: dict[str, Any], end: str | None) -> None:
+    """A step of a large model, or a grammar, that takes far longer than the grace time: the client hears of its end,
+    and the process is gone. Planted faults: aborting through the stepping thread; no _leave_unfinished_work."""
+    port, grace = free_port(), 1
+    process = fake_server(port, step, grace)
+
+    async def work() -> tuple[httpx.Response, float]:
+        async with clients(f"http://127.0.0.1:{port}") as client:
+            await until_up(client)
+            asking = asyncio.create_task(client.post("/v1/completions", json={**LONG, **fields}))
+            await asyncio.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            signalled = time.monotonic()
+            [answer] = await asyncio.gather(asking, return_exceptions=True)
+            await asyncio.to_thread(process.wait, 20)
+            return answer, time.monotonic() - signalled
+    try:
+        answer, took = asyncio.run(work())
+    finally:
+        process.kill()
+    assert took < grace + 4
+    assert process.returncode == 0
+    if end is not None:
+        assert answer.json()["choices"][0]["finish_reason"] == end
+
+
+def fake_server(port: int, step: float, grace: int) -> "subprocess.Popen[str]":
+    source = str(Path(__file__).parents[2] / "src")
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("serve_fake.py")), str(port), str(step), str(grace)],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": source})
+
+
 async def until_up(client: httpx.AsyncClient) -> None:
     for _ in range(600):
         try:
@@ -168,10 +229,7 @@ def test_signal_under_load(number: signal.Signals, step: float, grace: int, end:
     """A real process: every stream ends properly, the exit status is 0, within the grace time. Planted fault: uvicorn's
     own shutdown, which cancels or waits for ever."""
     port = free_port()
-    source = str(Path(__file__).parents[2] / "src")
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("serve_fake.py")), str(port), str(step), str(grace)],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": source})
+    process = fake_server(port, step, grace)
     url = f"http://127.0.0.1:{port}"
 
     begun: set[int] = set()

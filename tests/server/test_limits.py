@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -101,9 +102,39 @@ def test_queue_limit_gives_429(serve: Serve) -> None:
 
 def test_a_batch_is_accepted_whole_or_not_at_all(serve: Serve) -> None:
     """Planted fault: leaving the first prompts running when a later one is refused."""
+    server = serve(FakeEngine(step_seconds=0.01), async_config=AsyncConfig(max_live=3))
+    with server.client() as client, client.stream("POST", "/v1/completions", json={**LONG, "stream": True}):
+        assert client.post("/v1/completions", json={**LONG, "prompt": ["a", "b", "c"]}).status_code == 429
+        assert server.llm.num_live == 1
+    server.wait_idle()
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), [
+    ("/v1/completions", {"prompt": ["a", "b", "c"]}, "prompt"),
+    ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, "prompt"),
+    ("/v1/completions", {"prompt": "a", "n": 3}, "n"),
+    ("/v1/completions", {"prompt": "a", "n": 3, "stream": True}, "n"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 3}, "n"),
+    ("/generate", {"prompt": "a", "sampling_params": {"n": 3}}, "sampling_params.n")], ids=str)
+def test_what_can_never_fit_is_a_mistake_not_a_full_queue(serve: Serve, path: str, fields: dict[str, Any],
+                                                          param: str) -> None:
+    """Trying again, as 429 advises, would not help. Planted fault: the queue's 429 for all."""
     server = serve(FakeEngine(step_seconds=0.01), async_config=AsyncConfig(max_live=2))
     with server.client() as client:
-        assert client.post("/v1/completions", json={**LONG, "prompt": ["a", "b", "c"]}).status_code == 429
+        answer = client.post(path, json=fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert "at most 2" in error["message"]
+    assert str(3 if len(fields.get("prompt", "a")) != 2 else 4) in error["message"]
+
+
+def test_outputs_count_against_the_queue_limit(serve: Serve) -> None:
+    """One request with n outputs holds as much as n requests. Planted fault: counting requests."""
+    server = serve(FakeEngine(step_seconds=0.01), async_config=AsyncConfig(max_live=4))
+    with server.client() as client, client.stream("POST", "/v1/completions", json={**LONG, "n": 3, "stream": True}):
+        assert client.post("/v1/completions", json={**LONG, "n": 2}).status_code == 429
+        assert client.post("/v1/completions", json={"prompt": "ab"}).status_code == 200
     server.wait_idle()
 
 

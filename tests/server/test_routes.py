@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aspire.testing.fake_engine import FakeEngine
@@ -67,12 +68,30 @@ def test_generate_stream_tells_accepted_drafts(shared: LiveServer) -> None:
     assert sum(event["num_accepted"] for event in events) == events[-1]["metrics"]["num_accepted"] == 7
 
 
-def test_generate_refuses(shared: LiveServer) -> None:
+@pytest.mark.parametrize(("body", "param"), [
+    ({}, "token_ids"),
+    ({"prompt": "x", "token_ids": [1]}, "token_ids"),
+    ({"token_ids": []}, "token_ids"),
+    ({"token_ids": [999]}, "token_ids"),
+    ({"token_ids": [1] * 5000}, "token_ids"),
+    ({"token_ids": [1, -1]}, "token_ids[1]"),
+    ({"prompt": "x" * 5000}, "prompt"),
+    ({"prompt": "x", "sampling_params": {"max_tokens": 5000}}, "sampling_params.max_tokens"),
+    ({"prompt": "x", "sampling_params": {"best_of": 2}}, "sampling_params.best_of"),
+    ({"prompt": "x", "sampling_params": {"n": 99}}, "sampling_params.n"),
+    ({"prompt": "x", "sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
+    ({"prompt": "x", "sampling_params": {"temperature": -1.0}}, "sampling_params.temperature"),
+    ({"prompt": "x", "sampling_params": {"structured_outputs": {"regex": "refuse"}}},
+     "sampling_params.structured_outputs"),
+], ids=lambda value: str(value)[:50])
+def test_generate_refuses_by_name(shared: LiveServer, body: dict[str, Any], param: str) -> None:
+    """Planted fault: errors of the engine shown under the engine's names."""
     with shared.client() as client:
-        for body in ({}, {"prompt": "x", "token_ids": [1]}, {"token_ids": []}, {"token_ids": [999]},
-                     {"prompt": "x", "sampling_params": {"best_of": 2}}, {"prompt": "x", "sampling_params": {"n": 99}},
-                     {"prompt": "x", "sampling_params": {"max_tokens": 0}}):
-            assert client.post("/generate", json=body).status_code == 400, body
+        answer = client.post("/generate", json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400, error
+    assert error["param"] == param, error
+    assert error["message"]
 
 
 def test_abort_by_id(serve: Serve) -> None:

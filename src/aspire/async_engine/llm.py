@@ -25,6 +25,7 @@ from aspire.config import EngineOptions
 from aspire.request import RequestOutput, SamplingParams
 
 CLOSE_SECONDS = 10.0
+LAST_STEP_SECONDS = 1.0  # after a drain: a step of which nobody will see the result may be left to the process's end
 
 
 class AsyncLLM:
@@ -90,6 +91,8 @@ class AsyncLLM:
         DrainingError, EngineDeadError.
         """
         self._refuse_unless_open()
+        if params.n > self.config.max_live:
+            raise ValueError(f"n must be at most {self.config.max_live}, the limit of live outputs, got {params.n}")
         if isinstance(prompt, str):
             text, prompt = prompt, await self.encode(prompt)
         if params.structured_outputs is not None:
@@ -103,8 +106,9 @@ class AsyncLLM:
 
         with self._wake:
             self._refuse_unless_open()
-            if len(self._streams) >= self.config.max_live:
-                raise QueueFullError(f"{len(self._streams)} requests are running or waiting, the limit")
+            num_live = sum(live.num_outputs for live in self._streams.values())
+            if num_live + params.n > self.config.max_live:
+                raise QueueFullError(f"{num_live} outputs are running or waiting, the limit is {self.config.max_live}")
             if stream.request_id in self._streams:
                 raise ValueError(f"request_id must be unique among live requests, got {stream.request_id!r}")
             self._streams[stream.request_id] = stream
@@ -142,20 +146,24 @@ class AsyncLLM:
         return True
 
     async def drain(self, timeout: float) -> int:
-        """Accept nothing more, wait up to `timeout` seconds for live requests, abort the rest, stop the thread.
+        """Accept nothing more, wait up to `timeout` seconds for live requests, cut the rest off, stop the thread.
 
-        Returns how many requests had to be aborted.
+        Returns how many requests were cut off. That happens at once, however long the engine's current step takes.
         """
         self._draining = True
         deadline = time.monotonic() + timeout
         while self._streams and self._failure is None and time.monotonic() < deadline:
             await asyncio.sleep(min(0.02, timeout))
-        left = [request_id for request_id in list(self._streams) if self.abort(request_id)]
-        await asyncio.get_running_loop().run_in_executor(None, self.close)
+        with self._wake:
+            left, self._streams = list(self._streams.values()), {}
+            self._commands += [lambda stream=stream: self._drop(stream) for stream in left]  # type: ignore[misc]
+        for stream in left:
+            self._post(stream, stream.cut())
+        await asyncio.get_running_loop().run_in_executor(None, self.close, LAST_STEP_SECONDS)
         return len(left)
 
-    def close(self) -> None:
-        """Abort what runs and stop the thread, waiting up to CLOSE_SECONDS for its current step. Safe to call twice."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Abort what runs and stop the thread, waiting some seconds for its current step. Safe to call twice."""
         self._draining = True
         with self._wake:
             streams = list(self._streams.values())
@@ -165,7 +173,7 @@ class AsyncLLM:
             self._stopping = True
             self._wake.notify()
         if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(seconds)
         for pool in (self._encoder, self._preparer):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -232,9 +240,12 @@ class AsyncLLM:
         if self._streams.get(stream.request_id) is not stream:
             return  # over already
         self._end(stream)
+        self._drop(stream)
+        self._post(stream, stream.cut())
+
+    def _drop(self, stream: OutputStream) -> None:
         self._engine.abort(stream.request_id)
         self.latency.count_finished("abort")
-        self._post(stream, stream.cut())
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
         now = time.monotonic()

@@ -48,7 +48,7 @@ class EngineDeadError(RuntimeError):
 
 
 class QueueFullError(RuntimeError):
-    """Too many live requests; try again later."""
+    """Too many live outputs; try again later."""
 
 
 class DrainingError(RuntimeError):
@@ -57,7 +57,8 @@ class DrainingError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class AsyncConfig:
-    """max_live: most requests running or waiting at once. stats_interval: seconds between two snapshots."""
+    """max_live: most outputs (requests times their n) running or waiting at once. stats_interval: seconds between two
+    snapshots."""
 
     max_live: int = 1024
     stats_interval: float = 0.1

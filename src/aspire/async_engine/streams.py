@@ -152,9 +152,10 @@ class Mailbox:
         self._scheduled = False
 
     def put(self, stream: OutputStream, item: RequestOutput | Exception | None) -> None:
-        """Outputs are cumulative: a newer item replaces an older one."""
+        """Outputs are cumulative: a newer item replaces an older one, unless that ends the stream."""
         with self._lock:
-            self._items[stream] = item
+            if not _ends(self._items.get(stream)):
+                self._items[stream] = item
 
     def flush(self) -> bool:
         """Have the loop pick its items up. False: the loop is closed."""
@@ -174,3 +175,7 @@ class Mailbox:
             self._scheduled = False
         for stream, item in items.items():
             stream.receive(item)
+
+
+def _ends(item: RequestOutput | Exception | None) -> bool:
+    return isinstance(item, Exception) or (item is not None and item.finished)

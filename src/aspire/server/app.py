@@ -43,15 +43,18 @@ class JsonEndpoint(Generic[Checked]):
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body: Checked | None = None
         try:
             body = read_body(scope["aspire.body"], self._kind)
             response = await self._handler(body, Request(scope, receive, send))
+            await response(scope, receive, send)
         except Exception as error:
             known = as_api_error(error)
             if known is None:
                 raise
-            response = known.response()
-        await response(scope, receive, send)
+            if body is not None and known.param is not None:
+                known = known.renamed(body.sent_as(known.param))
+            await known.response()(scope, receive, send)
 
 
 class App:

@@ -120,12 +120,12 @@ def _tool_constraint(body: ChatCompletionRequest, config: ServerConfig) -> Struc
     if isinstance(body.tool_choice, NamedToolChoice):
         name = body.tool_choice.function.name
         [function] = [tool.function for tool in body.tools if tool.function.name == name][:1]
-        return json_constraint(function.parameters or {"type": "object"}, config)
+        return json_constraint(function.parameters or {"type": "object"}, "tools", config)
     calls = [{"type": "object", "additionalProperties": False, "required": ["name", "parameters"],
               "properties": {"name": {"type": "string", "enum": [tool.function.name]},
                              "parameters": tool.function.parameters or {"type": "object"}}} for tool in body.tools]
     limit = {"maxItems": 1} if body.parallel_tool_calls is False else {}
-    return json_constraint({"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}}, config)
+    return json_constraint({"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}}, "tools", config)
 
 
 def _tool_parser(service: Service, body: ChatCompletionRequest) -> ToolParser | None:

@@ -19,6 +19,12 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
+    def renamed(self, name: str) -> "ApiError":
+        """The same about a field that the client knows by another name."""
+        old = self.param or ""
+        message = name + self.message[len(old):] if old and self.message.startswith(old) else self.message
+        return ApiError(self.status, message, param=name, code=self.code, headers=self.headers)
+
     def body(self) -> dict[str, object]:
         return error_body(self.status, self.message, param=self.param, code=self.code)
 

@@ -32,6 +32,11 @@ class Body(BaseModel):
         return {name: value for name, value in data.items() if name not in cls.UNSUPPORTED}
 
 
+    def sent_as(self, name: str) -> str:
+        """The client's name for what the engine calls `name`."""
+        return name
+
+
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -59,6 +64,10 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+
+
+CONSTRAINTS = ("structured_outputs", "response_format", "guided_json", "guided_regex", "guided_choice",
+               "guided_grammar")
 
 
 class SamplingBody(Body):
@@ -96,6 +105,11 @@ class SamplingBody(Body):
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
     timeout: Annotated[float, Field(gt=0, le=1e6)] | None = None  # ours: seconds
     user: str | None = None  # an opaque label; has no effect on the result
+
+    def sent_as(self, name: str) -> str:
+        if name == "structured_outputs":
+            return next((sent for sent in CONSTRAINTS if getattr(self, sent) is not None), name)
+        return name
 
 
 SHARED_UNSUPPORTED: dict[str, tuple[object, ...]] = {
@@ -190,6 +204,15 @@ class ChatCompletionRequest(SamplingBody, ChatBody):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = True
 
+    def sent_as(self, name: str) -> str:
+        if name == "prompt":
+            return "messages"
+        if name == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        if name == "structured_outputs" and self.tool_choice not in (None, "none", "auto"):
+            return "tools"  # their grammar; no other constraint was looked at
+        return super().sent_as(name)
+
 
 class GenerateSampling(Body):
     """The fields of SamplingParams, under their own names."""
@@ -229,6 +252,11 @@ class GenerateRequest(Body):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31)] = 0
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
     timeout: Annotated[float, Field(gt=0, le=1e6)] | None = None
+
+    def sent_as(self, name: str) -> str:
+        if name == "prompt" and self.token_ids is not None:
+            return "token_ids"
+        return f"sampling_params.{name}" if name in GenerateSampling.model_fields else name
 
 
 class TokenizeRequest(Body):

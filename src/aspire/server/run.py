@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -27,13 +28,16 @@ from aspire.server.sampling import OPTIONAL_FIELDS
 # With the interpreter's 5 ms between thread switches, the stepping thread would hold up every stream by as much.
 SWITCH_INTERVAL = 0.0005
 COLLECT_AFTER = 10_000  # more objects made than freed; the default, 700, collects in the middle of every request
-EXTRA_SECONDS = 2  # after the grace time, for last words
+IDLE_THREAD_SECONDS = 0.2  # more than an idle thread needs to end once it was told to
+LAST_WORDS_SECONDS = 2  # after the grace time, for clients to take the ends of their answers
 
 logger = logging.getLogger("aspire.server")
 
 
 class DrainingServer(uvicorn.Server):
-    """A server whose shutdown lets running requests finish within the grace time, and then cancels them."""
+    """A server whose shutdown lets running requests finish within the grace time, and then cuts them off.
+
+    Until then it answers: /ready says 503 and new requests are refused with 503, as load balancers expect."""
 
     def __init__(self, config: uvicorn.Config, llm: AsyncLLM, grace: float) -> None:
         super().__init__(config)
@@ -43,9 +47,11 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         logger.info("shutting down: up to %g s for %d running requests", self._grace, self._llm.num_live)
         drained = asyncio.ensure_future(self._llm.drain(self._grace))
+        while not (drained.done() or self.force_exit):  # a second signal forces the exit
+            await asyncio.wait([drained], timeout=0.1)
         await super().shutdown(sockets)
-        cut = await drained
-        logger.info("shut down, %d requests cut off", cut)
+        if drained.done():
+            logger.info("shut down, %d requests cut off", drained.result())
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -96,6 +102,18 @@ def run(engine: EngineLike, config: ServerConfig, *, async_config: AsyncConfig |
     host, port = listener.getsockname()[:2]
     logger.info("serving %s at http://%s:%d", ", ".join(config.served_model_names or (llm.model_name,)), host, port)
     server.run(sockets=[listener])
+    _leave_unfinished_work()
+
+
+def _leave_unfinished_work() -> None:
+    """End the process here if a thread of ours still computes: a step of a large model or a grammar's compilation may
+    take many seconds more, the interpreter would wait for it or be torn down under it, and nobody wants the result."""
+    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("aspire-")]:
+        thread.join(IDLE_THREAD_SECONDS)
+        if thread.is_alive():
+            logger.warning("leaving the work of thread %s unfinished", thread.name)
+            logging.shutdown()
+            os._exit(0)
 
 
 def settle_garbage_collector() -> None:
@@ -110,8 +128,7 @@ def make_server(llm: AsyncLLM, config: ServerConfig) -> DrainingServer:
     """The server object, for those who run the event loop themselves (tests do)."""
     return DrainingServer(uvicorn.Config(
         create_app(llm, config), log_config=None, access_log=False, lifespan="off", server_header=False,
-        timeout_keep_alive=30, timeout_graceful_shutdown=int(config.shutdown_grace) + EXTRA_SECONDS), llm,
-        config.shutdown_grace)
+        timeout_keep_alive=30, timeout_graceful_shutdown=LAST_WORDS_SECONDS), llm, config.shutdown_grace)
 
 
 def listen(config: ServerConfig) -> socket.socket:

@@ -56,9 +56,9 @@ def generate_params(body: GenerateSampling, config: ServerConfig, vocab_size: in
     return SamplingParams(**fields)
 
 
-def json_constraint(schema: dict[str, Any], config: ServerConfig) -> StructuredOutputs:
-    """A JSON schema as a constraint, within the server's limits."""
-    check_schema(schema, "json_schema", config)
+def json_constraint(schema: dict[str, Any], name: str, config: ServerConfig) -> StructuredOutputs:
+    """A JSON schema as a constraint, within the server's limits. name: the field it comes from."""
+    check_schema(schema, name, config)
     return StructuredOutputs(json=schema)
 
 
@@ -106,15 +106,16 @@ def _logit_bias(bias: Mapping[str, float] | None, vocab_size: int) -> dict[int, 
 
 def _constraint(body: SamplingBody, config: ServerConfig) -> StructuredOutputs | None:
     """At most one of response_format, structured_outputs and guided_*."""
-    guided = {"json": body.guided_json, "regex": body.guided_regex, "choice": body.guided_choice,
-              "grammar": body.guided_grammar}
-    found = [_response_format(body, config), _structured(body.structured_outputs, config)]
-    found += [_build({kind: value}, f"guided_{kind}", config) for kind, value in guided.items() if value is not None]
-    constraints = [constraint for constraint in found if constraint is not None]
-    if len(constraints) > 1:
-        raise bad_request("response_format, structured_outputs and guided_* exclude each other, "
-                          f"got {len(constraints)} of them", "response_format")
-    return constraints[0] if constraints else None
+    guided = {"guided_json": body.guided_json, "guided_regex": body.guided_regex, "guided_choice": body.guided_choice,
+              "guided_grammar": body.guided_grammar}
+    found = {"response_format": _response_format(body, config),
+             "structured_outputs": _structured(body.structured_outputs, config)}
+    found.update({name: _build({name.removeprefix("guided_"): value}, name, config)
+                  for name, value in guided.items() if value is not None})
+    sent = [name for name, constraint in found.items() if constraint is not None]
+    if len(sent) > 1:
+        raise bad_request(f"{' and '.join(sent)} exclude each other", sent[0])
+    return found[sent[0]] if sent else None
 
 
 def _response_format(body: SamplingBody, config: ServerConfig) -> StructuredOutputs | None:

@@ -116,7 +116,8 @@ class Service:
         if length >= limit or (max_tokens is not None and length + max_tokens > limit):
             wanted = "" if max_tokens is None else f" and {max_tokens} for the completion"
             raise bad_request(f"This model's maximum context length is {limit} tokens, but the request has {length} "
-                              f"in the prompt{wanted}", "prompt", "context_length_exceeded")
+                              f"in the prompt{wanted}", "prompt" if length >= limit else "max_tokens",
+                              "context_length_exceeded")
         if max_tokens is not None:
             return max_tokens
         return min(limit - length, self.config.max_output_tokens or limit)
@@ -132,6 +133,7 @@ class Service:
         if job_id in self._jobs:
             raise ApiError(409, f"request_id must be unique among running requests, got {job_id!r}",
                            param="request_id", code="duplicate_request_id")
+        self._check_live(params)
         limits = [limit for limit in (timeout, self.config.request_timeout) if limit is not None]
         job = self._jobs[job_id] = Job(job_id)
         handing_over = [self.llm.submit(
@@ -146,6 +148,14 @@ class Service:
         if job.aborted:
             self.abort(job.id)
         return job
+
+    def _check_live(self, params: Sequence[SamplingParams]) -> None:
+        """What could never be accepted is a mistake of the client; a full queue is not."""
+        limit, wanted = self.llm.config.max_live, sum(one.n for one in params)
+        if wanted > limit:
+            name = "n" if len(params) == 1 else "prompt"
+            raise bad_request(f"{name} must ask for at most {limit} outputs, prompts times n (see --max-live), got "
+                              f"{wanted}", name)
 
     def finish(self, job: Job) -> None:
         """Forget a job; what still runs is aborted."""

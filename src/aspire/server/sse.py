@@ -40,7 +40,8 @@ class Chunks:
 
 
 class EventStream(Generic[Source]):
-    """An ASGI response. Awaits `begin`, whose errors are ordinary error responses, then sends `events` as they come.
+    """An ASGI response. Awaits `begin`, whose errors it raises before it sends anything, then sends `events` as they
+    come.
 
     A later error becomes an event of its own; `tail` ends every stream whose source did not with `Last`. `finish` is
     called whatever happens after `begin`: it is what aborts the request of a client that leaves or takes nothing for
@@ -59,14 +60,7 @@ class EventStream(Generic[Source]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ClientWatch(receive, self._write_timeout) as watch:
-            try:
-                source = await self._begin
-            except Exception as error:
-                known = as_api_error(error)
-                if known is None:
-                    raise
-                await known.response()(scope, receive, send)
-                return
+            source = await self._begin
             events = self._events(source)
             try:
                 await self._send(watch, send, events)

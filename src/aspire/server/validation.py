@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from aspire.server.errors import ApiError, bad_request
+from aspire.server.protocol import Body
 
-Checked = TypeVar("Checked", bound=BaseModel)
+Checked = TypeVar("Checked", bound=Body)
 
 
 def read_body(raw: bytes, kind: type[Checked]) -> Checked:
