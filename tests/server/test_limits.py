@@ -148,6 +148,20 @@ def test_output_limits(serve: Serve) -> None:
         assert answer["usage"]["completion_tokens"] == 20
 
 
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"prompt": ["a", "b", "c"]}, "prompt"), ({"prompt": []}, "prompt"),
+    ({"prompt": "a", "guided_regex": "a" * 51}, "guided_regex"),
+    ({"prompt": "a", "guided_json": {"title": "a" * 50}}, "guided_json"),
+    ({"prompt": "a", "guided_choice": ["a" * 30, "b" * 30]}, "guided_choice")], ids=str)
+def test_prompts_and_grammars_have_limits(serve: Serve, fields: dict[str, Any], param: str) -> None:
+    server = serve(max_prompts=2, max_grammar_bytes=50)
+    with server.client() as client:
+        answer = client.post("/v1/completions", json=fields)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param
+        assert client.post("/v1/completions", json={"prompt": ["a", "b"], "guided_regex": "a" * 50}).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_request_timeout(serve: Serve, stream: bool) -> None:
     """Per request and per server; the smaller one counts."""

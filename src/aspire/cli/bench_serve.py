@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from aspire.cli.options import Flag, Group, with_flags
+from aspire.cli.options import ADDRESS_FLAGS, SAMPLING_FLAGS, Flag, Group, select, with_flags
 
 TARGET_FLAGS = (
     Flag("backend", str, "openai (completions; vllm is the same) or openai-chat", "NAME"),
     Flag("base_url", str, "Server; default http://HOST:PORT", "URL"),
-    Flag("host", str, "Default 127.0.0.1", "ADDRESS"),
-    Flag("port", int, "Default 8000", "N"),
+    *ADDRESS_FLAGS,
     Flag("endpoint", str, "Path; default by the backend", "PATH"),
     Flag("model", str, "Default the server's first", "NAME"),
     Flag("api_key", str, "Key to send", "KEY"),
@@ -44,12 +43,8 @@ LOAD_FLAGS = (
     Flag("ready_check_timeout_sec", float, "Seconds to wait for the server; default 60", "SECONDS"),
 )
 BODY_FLAGS = (
-    Flag("temperature", float, "Default 0", "T"),
-    Flag("top_p", float, "Sampling field of every request", "P"),
-    Flag("top_k", int, "Sampling field of every request", "K"),
-    Flag("min_p", float, "Sampling field of every request", "P"),
-    Flag("repetition_penalty", float, "Sampling field of every request", "X"),
-    Flag("logprobs", int, "Log probabilities to ask for", "N"),
+    *select(SAMPLING_FLAGS, "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+            "repetition_penalty", "logprobs"),
     Flag("ignore_eos", bool, "Outputs of full length; default for random prompts"),
 )
 REPORT_FLAGS = (

@@ -60,6 +60,11 @@ ENGINE_FLAGS = (
     Flag("tensor_parallel_size", int, "Devices that share the model", "N"),
 )
 
+ADDRESS_FLAGS = (
+    Flag("host", str, "Default 127.0.0.1", "ADDRESS"),
+    Flag("port", int, "Default 8000", "N"),
+)
+
 SAMPLING_FLAGS = (
     Flag("max_tokens", int, "Most tokens of the output; default 256", "N"),
     Flag("min_tokens", int, "Tokens before which the output does not end", "N"),
@@ -72,11 +77,17 @@ SAMPLING_FLAGS = (
     Flag("stop_token_ids", list[int], "Token id that ends the output; may be repeated", "ID", "--stop-token-id"),
     Flag("ignore_eos", bool, "Go on after the end-of-text token"),
     Flag("n", int, "Outputs per prompt", "N", "-n"),
-    Flag("logprobs", int, "Log probabilities of the N likeliest tokens (with --json)", "N"),
+    Flag("logprobs", int, "Log probabilities of the N likeliest tokens", "N"),
     Flag("presence_penalty", float, "In [-2, 2]", "X"),
     Flag("frequency_penalty", float, "In [-2, 2]", "X"),
     Flag("repetition_penalty", float, "Above 0; 1: off", "X"),
 )
+
+
+def select(flags: tuple[Flag, ...], *names: str) -> tuple[Flag, ...]:
+    """Some flags of a group, for a command that shares these."""
+    by_name = {flag.name: flag for flag in flags}
+    return tuple(by_name[name] for name in names)
 
 
 def with_flags(**groups: tuple[Flag, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -7,18 +7,32 @@ from typing import Annotated, Any
 
 import typer
 
-from aspire.cli.options import ENGINE_FLAGS, Flag, Group, read_json_fields, with_calibration, with_flags
+from aspire.cli.options import (
+    ADDRESS_FLAGS,
+    ENGINE_FLAGS,
+    Flag,
+    Group,
+    read_json_fields,
+    with_calibration,
+    with_flags,
+)
 
 # Names as in vLLM where it has one; `_RENAMED` leads to ServerConfig's.
 SERVER_FLAGS = (
-    Flag("host", str, "Address to listen on; default 127.0.0.1", "ADDRESS"),
-    Flag("port", int, "Default 8000; 0 takes a free one", "N"),
+    *ADDRESS_FLAGS,
     Flag("served_model_name", list[str], "Name shown to clients; may be repeated", "NAME"),
     Flag("api_key", list[str], "Key that clients must send; may be repeated", "KEY"),
     Flag("api_key_file", str, "File with one key a line", "FILE"),
     Flag("allowed_origins", list[str], "Web page that may call this server (CORS); may be repeated", "ORIGIN"),
-    Flag("max_live", int, "Requests running or waiting; more get 429", "N"),
-    Flag("request_timeout", float, "Seconds from acceptance to the last token", "SECONDS"),
+    Flag("max_live", int, "Outputs (requests times n) running or waiting; more get 429; default 1024", "N"),
+    Flag("max_body_bytes", int, "Largest request body; default 16 MiB", "N"),
+    Flag("max_prompts", int, "Most prompts of a completions request; default 1024", "N"),
+    Flag("max_n", int, "Most outputs per prompt; default 64", "N"),
+    Flag("max_output_tokens", int, "Most output tokens; default the model's limit", "N"),
+    Flag("max_grammar_bytes", int, "Longest JSON schema, regex or grammar; default 64 KiB", "N"),
+    Flag("request_timeout", float, "Seconds from acceptance to the last token; default no limit", "SECONDS"),
+    Flag("read_timeout", float, "Seconds for a body to arrive; default 60", "SECONDS"),
+    Flag("write_timeout", float, "Seconds after which a client that takes nothing is cut off; default 60", "SECONDS"),
     Flag("shutdown_grace", float, "Seconds that running requests get after SIGTERM; default 30", "SECONDS"),
     Flag("tool_call_parser", str, "auto, hermes, llama3_json or none", "NAME"),
     Flag("reasoning_parser", str, "auto, think or none", "NAME"),

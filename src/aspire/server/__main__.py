@@ -13,6 +13,18 @@ from aspire.config import EngineOptions
 from aspire.server.config import REASONING_FORMATS, TOOL_FORMATS, ServerConfig
 from aspire.server.run import serve
 
+LIMITS = (
+    ("max_body_bytes", int, "largest request body"),
+    ("max_prompts", int, "prompts of a completions request"),
+    ("max_n", int, "outputs per prompt"),
+    ("max_output_tokens", int, "output tokens"),
+    ("max_grammar_bytes", int, "longest JSON schema, regex or grammar"),
+    ("request_timeout", float, "seconds from acceptance to the last token"),
+    ("read_timeout", float, "seconds for a body to arrive"),
+    ("write_timeout", float, "seconds after which a client that takes nothing is cut off"),
+    ("shutdown_grace", float, "seconds that running requests get after SIGTERM"),
+)
+
 
 def main() -> None:
     arguments = _parser().parse_args()
@@ -42,16 +54,17 @@ def read_api_keys(given: list[str], file: str | None, environment: dict[str, str
 
 
 def _config(arguments: argparse.Namespace) -> ServerConfig:
+    limits: dict[str, Any] = {name: getattr(arguments, name) for name, _, _ in LIMITS
+                              if getattr(arguments, name) is not None}
     template = None
     if arguments.chat_template is not None:
         template = Path(arguments.chat_template).read_text(encoding="utf-8")
     return ServerConfig(
         host=arguments.host, port=arguments.port, served_model_names=tuple(arguments.served_model_name),
         api_keys=read_api_keys(arguments.api_key, arguments.api_key_file, dict(os.environ)),
-        allowed_origins=tuple(arguments.allowed_origins), request_timeout=arguments.request_timeout,
-        shutdown_grace=arguments.shutdown_grace, tool_format=arguments.tool_call_parser,
+        allowed_origins=tuple(arguments.allowed_origins), tool_format=arguments.tool_call_parser,
         reasoning_format=arguments.reasoning_parser, chat_template=template,
-        log_prompts=arguments.enable_log_requests, dashboard=not arguments.disable_dashboard)
+        log_prompts=arguments.enable_log_requests, dashboard=not arguments.disable_dashboard, **limits)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,9 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--api-key", nargs="+", default=[])
     add("--api-key-file")
     add("--allowed-origins", nargs="+", default=[], help="web pages that may call this server (CORS)")
-    add("--max-live", type=int, default=1024, help="requests running or waiting; more get 429")
-    add("--request-timeout", type=float, help="seconds from acceptance to the last token")
-    add("--shutdown-grace", type=float, default=30.0, help="seconds that running requests get after SIGTERM")
+    add("--max-live", type=int, default=1024, help="outputs running or waiting; more get 429")
+    for name, kind, text in LIMITS:
+        add("--" + name.replace("_", "-"), type=kind, help=text)
     add("--tool-call-parser", choices=TOOL_FORMATS, default="auto")
     add("--reasoning-parser", choices=REASONING_FORMATS, default="auto")
     add("--chat-template", help="file with a Jinja template instead of the model's")

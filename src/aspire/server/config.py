@@ -42,11 +42,12 @@ class ServerConfig:
     dashboard: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_prompts", "max_n", "max_grammar_bytes", "write_timeout",
-                     "read_timeout"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}")
-        if self.shutdown_grace < 0:
+        for name in ("max_body_bytes", "max_prompts", "max_n", "max_output_tokens", "max_grammar_bytes",
+                     "request_timeout", "write_timeout", "read_timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0, got {value!r}")
+        if not self.shutdown_grace >= 0:
             raise ValueError(f"shutdown_grace must be >= 0, got {self.shutdown_grace!r}")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be in [0, 65535], got {self.port!r}")

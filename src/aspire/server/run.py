@@ -29,6 +29,7 @@ from aspire.server.sampling import OPTIONAL_FIELDS
 SWITCH_INTERVAL = 0.0005
 COLLECT_AFTER = 10_000  # more objects made than freed; the default, 700, collects in the middle of every request
 IDLE_THREAD_SECONDS = 0.2  # more than an idle thread needs to end once it was told to
+LONGEST_MILLISECONDS = 2**31 - 1  # that the kernel takes
 LAST_WORDS_SECONDS = 2  # after the grace time, for clients to take the ends of their answers
 
 logger = logging.getLogger("aspire.server")
@@ -144,5 +145,6 @@ def listen(config: ServerConfig) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         # Inherited by connections: the kernel drops a peer that takes nothing for so long, even while we shut down.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(config.write_timeout * 1000))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT,
+                            int(min(config.write_timeout * 1000, LONGEST_MILLISECONDS)))
     return listener
