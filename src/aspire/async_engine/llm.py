@@ -8,10 +8,10 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from typing_extensions import Unpack
 
+from aspire.async_engine.helpers import Helpers
 from aspire.async_engine.latency import Latency
 from aspire.async_engine.protocol import (
     AsyncConfig,
@@ -47,8 +47,7 @@ class AsyncLLM:
         self._failure: Exception | None = None
         self._draining = False
         self._stats_time = 0.0
-        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="aspire-tokenize")
-        self._preparer = ThreadPoolExecutor(2, thread_name_prefix="aspire-grammar")
+        self._helpers = Helpers()
         self._thread = threading.Thread(target=self._run, name="aspire-engine", daemon=True)
         self._thread.start()
 
@@ -76,11 +75,7 @@ class AsyncLLM:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; long texts are tokenized on a helper thread so that streams keep flowing."""
-        def work() -> list[int]:
-            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        if len(text) < 2000:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
+        return await self._helpers.encode(self.tokenizer, text, add_special_tokens)
 
     async def submit(self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str | None = None,
                      priority: int = 0, timeout: float | None = None, text: str | None = None) -> OutputStream:
@@ -96,8 +91,7 @@ class AsyncLLM:
         if isinstance(prompt, str):
             text, prompt = prompt, await self.encode(prompt)
         if params.structured_outputs is not None:
-            # Grammars may take seconds to compile; streams must flow meanwhile.
-            await asyncio.get_running_loop().run_in_executor(self._preparer, self._engine.prepare, params)
+            await self._helpers.prepare(self._engine, params)
         stream = OutputStream(request_id or uuid.uuid4().hex, asyncio.get_running_loop(), params.n)
         token_ids = tuple(prompt)
 
@@ -174,8 +168,7 @@ class AsyncLLM:
             self._wake.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
-        for pool in (self._encoder, self._preparer):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._helpers.close()
 
     def _refuse_unless_open(self) -> None:
         if self._failure is not None:
