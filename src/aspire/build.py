@@ -83,7 +83,7 @@ def load(config: EngineConfig, *, progress: Progress = no_progress) -> Loaded:
             advance(reached - shown)
             shown = reached
 
-        kit = device_kit(device, batch_invariant=config.model.batch_invariant)
+        kit = _kit(config, device)
         model, spec = build_model(source, dtype=getattr(torch, config.model.dtype), device=device, ops=kit.model_ops,
                                   max_model_len=config.model.max_model_len, progress=report)
     return Loaded(config, spec, model, tokenizer, device, kit,
@@ -121,7 +121,7 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
     policy: instead of the preset that the config names. wrap_judge, pool_type: seams of tests and benchmarks around
     verdicts and blocks.
     """
-    kit = kit or device_kit(device, batch_invariant=config.model.batch_invariant)
+    kit = kit or _kit(config, device)
     calibration = None
     if policy is None:
         calibration = find_calibration(config.speculation.calibration, calibration_key(config, spec, device))
@@ -140,7 +140,7 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
     runner = Runner(model, setup, state=state, sampling=sampling, pipeline=pipeline, grammars=grammars,
                     judge=wrap_judge(_judge(config, spec, state, sampling, setup.operators)),
                     builder=BatchBuilder(_layout(policy, state), device=device))
-    if device.type == "cuda" and config.model.cuda_graphs:
+    if device.type == "cuda" and config.model.cuda_graphs and kit.backend.captures:
         _capture(config, policy, runner, lookahead=lookahead, progress=progress)
     kv = kv_reads(config, spec, policy)
     scheduler = _scheduler(config, policy, shape, pool_type, lookahead=lookahead,
@@ -152,6 +152,11 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
     pricing = Pricing(scheduler, OnlineFit(scheduler.cost)) if device.type == "cuda" else None
     return Engine(config, facts, scheduler, loop_type(scheduler, runner), checks=(pipeline.check, constraints.check),
                   pricing=pricing, observers=observers)
+
+
+def _kit(config: EngineConfig, device: torch.device) -> DeviceKit:
+    return device_kit(device, batch_invariant=config.model.batch_invariant,
+                      attention_backend=config.model.attention_backend)
 
 
 def calibration_key(config: EngineConfig, spec: ModelSpec, device: torch.device) -> CalibrationKey:

@@ -12,6 +12,7 @@ from aspire.speculation.policy import NO_OVERRIDES, PRESET_NAMES, Overrides
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 JUDGES = ("shared-noise", "rejection")
+ATTENTION_BACKENDS = ("auto", "triton", "triton+flash", "triton+cudnn", "reference")
 
 
 def _require(condition: bool, name: str, value: object, allowed: str) -> None:
@@ -27,8 +28,9 @@ def _is_count(value: object, least: int = 1) -> bool:
 class ModelConfig:
     """model: Hugging Face id, local directory, GGUF file or built-in name. max_model_len: tokens, None: the model's.
 
-    CUDA only: batch_invariant makes bf16 output token-equal whatever else is in the batch; cuda_graphs serves decoding
-    steps from graphs, captured before the first request unless capture_at_start is off.
+    attention_backend: see runtime/devices.py. CUDA only: batch_invariant makes bf16 output token-equal whatever else
+    is in the batch; cuda_graphs serves decoding steps from graphs, captured before the first request unless
+    capture_at_start is off.
     """
 
     model: str
@@ -43,6 +45,7 @@ class ModelConfig:
     served_model_name: str | None = None
     generation_config: Literal["auto", "vllm"] = "auto"
     seed: int = 0
+    attention_backend: str = "auto"
     batch_invariant: bool = False
     cuda_graphs: bool = True
     capture_at_start: bool = True
@@ -54,6 +57,8 @@ class ModelConfig:
                  "an integer >= 2, or None for the model's limit")
         _require(self.load_format in ("auto", "safetensors", "gguf", "dummy"), "load_format", self.load_format,
                  "one of auto, safetensors, gguf, dummy")
+        _require(self.attention_backend in ATTENTION_BACKENDS, "attention_backend", self.attention_backend,
+                 f"one of {', '.join(ATTENTION_BACKENDS)}")
         _require(self.generation_config in ("auto", "vllm"), "generation_config", self.generation_config,
                  "auto (the model's generation_config.json) or vllm (neutral defaults)")
 
@@ -132,6 +137,7 @@ class EngineOptions(TypedDict, total=False):
     served_model_name: str | None
     generation_config: Literal["auto", "vllm"]
     seed: int
+    attention_backend: str
     batch_invariant: bool
     cuda_graphs: bool
     capture_at_start: bool

@@ -191,10 +191,6 @@ def test_the_rest_is_small() -> None:
     assert [group.spans for group in split.groups] == [((0, 37), (41, 91))]
 
 
-def test_flash_is_for_cuda() -> None:
-    assert not FlashChunks().supports(torch.zeros(1, 1, 64, dtype=torch.bfloat16))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(32, 8, 128), (9, 3, 64), (8, 2, 96), (8, 8, 256)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -36,6 +36,10 @@ class ChunkedAttention:
     def name(self) -> str:
         return f"{self._whole.name}+{self._library.name}"
 
+    @property
+    def captures(self) -> bool:
+        return self._whole.captures  # captured steps have no chunks
+
     def store(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
               options: AttentionOptions | None = None) -> None:
         """See ops.store_kv."""

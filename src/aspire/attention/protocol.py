@@ -13,6 +13,11 @@ class AttentionBackend(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def captures(self) -> bool:
+        """Whether a step can be captured in a CUDA graph: nothing asks the device."""
+        ...
+
     def store(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
               options: AttentionOptions | None = None) -> None:
         """See ops.store_kv. options: gives the scales of an 8-bit cache; None: scales of 1."""

@@ -11,6 +11,7 @@ class ReferenceAttention:
     """An AttentionBackend without state."""
 
     name = "reference"
+    captures = False
 
     def store(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
               options: AttentionOptions | None = None) -> None:

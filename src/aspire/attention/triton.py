@@ -11,6 +11,7 @@ class TritonAttention:
     """An AttentionBackend that plans each view of a step once, on the device, and launches once per layer."""
 
     name = "triton"
+    captures = True
 
     def __init__(self, config: KernelConfig | None = None) -> None:
         self._config = config

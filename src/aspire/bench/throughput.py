@@ -122,7 +122,8 @@ class Bench:
         with tempfile.TemporaryDirectory() as directory:
             name = model or str(write_shape(shape, Path(directory)))
             source = resolve_model(name, load_format="auto" if model else "dummy")
-            kit = device_kit(self.device, batch_invariant=bool(options.get("batch_invariant")))
+            kit = device_kit(self.device, batch_invariant=bool(options.get("batch_invariant")),
+                             attention_backend=options.get("attention_backend", "auto"))
             self.kit = kit
             resolved = "bfloat16" if dtype == "auto" and self.device.type == "cuda" else dtype
             self.dtype = "float32" if resolved == "auto" else resolved

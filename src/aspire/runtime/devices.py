@@ -43,26 +43,47 @@ def device_name(device: torch.device) -> str:
     return f"cpu {platform.machine()} {os.cpu_count()} cores"
 
 
-def device_kit(device: torch.device, *, batch_invariant: bool) -> DeviceKit:
-    """Torch references on the CPU, Triton on CUDA, with a library's attention for long prompt chunks.
+def device_kit(device: torch.device, *, batch_invariant: bool, attention_backend: str = "auto") -> DeviceKit:
+    """Torch references on the CPU, Triton on CUDA.
 
-    batch_invariant: GEMMs and attention whose rows do not depend on each other, nor on where a prompt is cut: that
-    leaves the library out.
+    batch_invariant: GEMMs and attention whose rows do not depend on each other. attention_backend: see
+    `choose_attention`, which raises ValueError.
     """
     if device.type == "cpu":
+        if attention_backend not in ("auto", "reference"):
+            raise ValueError(f"attention_backend on the CPU must be auto or reference, got {attention_backend!r}")
         return DeviceKit(ReferenceAttention(), reference_operators(), ModelOps())
-    from aspire.attention.chunked import ChunkedAttention
-    from aspire.attention.libraries import FlashChunks
-    from aspire.attention.triton import TritonAttention
     from aspire.model.ops_triton import triton_ops
-    from aspire.ops.paged_attention.triton import KernelConfig
     from aspire.runtime.operators import triton_operators
 
+    backend = choose_attention(attention_backend, batch_invariant=batch_invariant)
     if batch_invariant:
         from aspire.ops.linear.triton import Linear
 
-        return DeviceKit(TritonAttention(KernelConfig(packed_rows=64)), triton_operators(), triton_ops(Linear(device)))
-    return DeviceKit(ChunkedAttention(TritonAttention, FlashChunks()), triton_operators(), triton_ops())
+        return DeviceKit(backend, triton_operators(), triton_ops(Linear(device)))
+    return DeviceKit(backend, triton_operators(), triton_ops())
+
+
+def choose_attention(name: str, *, batch_invariant: bool) -> AttentionBackend:
+    """The backend on CUDA. triton: the project's kernels. triton+flash (auto), triton+cudnn: the same, with a library
+    of torch for long prompt chunks; a query's bits then depend on where its prompt is cut, hence not with
+    batch_invariant, where auto is triton. reference: plain torch, for comparison. ValueError for what does not go
+    together."""
+    from aspire.attention.chunked import ChunkedAttention
+    from aspire.attention.libraries import CudnnChunks, FlashChunks
+    from aspire.attention.triton import TritonAttention
+    from aspire.ops.merge_attention.triton import merge_attention
+    from aspire.ops.paged_attention.triton import KernelConfig
+
+    if batch_invariant:
+        if name not in ("auto", "triton"):
+            raise ValueError(f"attention_backend with batch_invariant must be auto or triton, got {name!r}")
+        return TritonAttention(KernelConfig(packed_rows=64))
+    if name == "reference":
+        return ReferenceAttention()
+    if name == "triton":
+        return TritonAttention()
+    return ChunkedAttention(TritonAttention, CudnnChunks(merge_attention) if name == "triton+cudnn" else FlashChunks())
 
 
 def pool_blocks(shape: KVShape, dtype: torch.dtype, *, wanted: int, device: torch.device, utilization: float) -> int:
