@@ -19,9 +19,9 @@ def test_backend_by_name(name: str, invariant: bool, chosen: str, captures: bool
 
 def test_what_does_not_go_together_is_refused() -> None:
     """Planted fault: the library allowed with batch_invariant."""
-    with pytest.raises(ValueError, match="with batch_invariant must be auto or triton, got 'triton\\+flash'"):
+    with pytest.raises(ValueError, match=r"with batch_invariant must be auto or triton, got 'triton\+flash'"):
         choose_attention("triton+flash", batch_invariant=True)
     with pytest.raises(ValueError, match="on the CPU must be auto or reference, got 'triton'"):
         device_kit(torch.device("cpu"), batch_invariant=False, attention_backend="triton")
-    with pytest.raises(ValueError, match="attention_backend must be one of auto, triton, .*, got 'fa3'"):
+    with pytest.raises(ValueError, match=r"attention_backend must be one of auto, triton, .*, got 'fa3'"):
         EngineConfig.from_options("m", {"attention_backend": "fa3"})

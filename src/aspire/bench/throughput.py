@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from aspire.bench.chunks import matrix_rate
 from aspire.bench.replay import PretendCached, ReplayJudge
 from aspire.bench.shapes import write_shape
 from aspire.build import assemble
@@ -164,14 +165,17 @@ class Bench:
         """An engine that holds the whole workload and has not stepped yet."""
         recorder = Recorder()
         engine = self._engine(policy, work, recorder)
-        if work.random_context:
-            generator = torch.Generator().manual_seed(0)
-            prompts = torch.randint(0, self.spec.vocab_size, (work.batch, work.context), generator=generator).tolist()
-        assert prompts is not None, "prompts, or random ones"
+        prompts = prompts or self._random_prompts(work)
         for index, prompt in enumerate(prompts):
             engine.add(str(index), prompt, SamplingParams(temperature=work.temperature, max_tokens=work.new_tokens,
                                                           ignore_eos=True, detokenize=False, seed=index))
         return engine, recorder
+
+    def _random_prompts(self, work: Workload) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(0)
+        size = (work.batch, work.context)
+        prompts: list[list[int]] = torch.randint(0, self.spec.vocab_size, size, generator=generator).tolist()
+        return prompts
 
     def _engine(self, policy: str, work: Workload, recorder: Recorder) -> Engine:
         limit = work.context + work.new_tokens + 1
@@ -239,6 +243,15 @@ def prefill_flops(spec: ModelSpec, batch: int, context: int) -> float:
 
 def _prefills(stats: StepStats) -> bool:
     return any(row.kind == "prefill" for row in stats.rows)
+
+
+def print_prefill(results: Sequence[Result], device: torch.device) -> None:
+    """Rate of the prefill, on CUDA against that of a large matrix product measured now."""
+    rate = matrix_rate() / 1e12 if device.type == "cuda" else None
+    for result in results:
+        assert result.prefill_tflops is not None, "the context was computed"
+        share = "" if rate is None else f", {result.prefill_tflops / rate:.1%} of a matrix product's {rate:.0f}"
+        print(f"{result.policy}: prefill {result.prefill_seconds:.2f} s, {result.prefill_tflops:.1f} TFLOP/s{share}")
 
 
 def print_table(results: Sequence[Result]) -> None:

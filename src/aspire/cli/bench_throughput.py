@@ -1,5 +1,6 @@
 """`aspire bench throughput`: decode steps of whole engines on known shapes, against the byte roofline."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -20,11 +21,14 @@ def throughput(
     dtype: Annotated[str, typer.Option(metavar="NAME")] = "auto",
     loop: Annotated[str, typer.Option(metavar="NAME", help="auto, plain or overlapped")] = "auto",
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant")] = False,
+    attention_backend: Annotated[str, typer.Option(metavar="NAME", help="As for serve")] = "auto",
+    prefill: Annotated[bool, typer.Option(
+        "--prefill", help="Compute the context instead of filling it with noise, and rate that")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Also show where the device's time goes")] = False,
 ) -> None:
     """Time steps in which the whole batch decodes; a table, then one JSON line per policy."""
     from aspire.bench.profile import print_profile, profile_steps
-    from aspire.bench.throughput import Bench, Workload, print_table
+    from aspire.bench.throughput import Bench, Workload, print_prefill, print_table
     from aspire.config import EngineOptions
     from aspire.speculation.policy import NO_OVERRIDES, Overrides, resolve_policy
 
@@ -37,12 +41,17 @@ def throughput(
         renews = preset.lossless and any(preset.layers.draft_writes)
         changes[name] = Overrides(refresh_every=refresh_every) if renews else NO_OVERRIDES
     options: EngineOptions = {"loop": loop, "batch_invariant": batch_invariant,  # type: ignore[typeddict-item]
-                              "capture_at_start": False}
+                              "attention_backend": attention_backend, "capture_at_start": False}
     bench = Bench(shape, model=None, dtype=dtype, options=options)
-    works = {name: Workload(batch, context, new_tokens, temperature, True,
+    works = {name: Workload(batch, context, new_tokens, temperature, not prefill,
                             None if name == "autoregressive" else replay_acceptance, changes[name])
              for name in policies}
-    print_table([bench.measure(name, work) for name, work in works.items()])
+    if prefill and bench.device.type == "cuda":  # compiles kernels
+        bench.measure(policies[0], replace(works[policies[0]], batch=1, new_tokens=16))
+    results = [bench.measure(name, work) for name, work in works.items()]
+    print_table(results)
+    if prefill:
+        print_prefill(results, bench.device)
     for name, work in works.items() if profile else ():
         print(f"policy {name}")
         print_profile(profile_steps(bench, name, work))
