@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from aspire.attention.rows import AttentionOptions
-from aspire.config import EngineConfig
+from aspire.config import KV_DTYPES, EngineConfig
 from aspire.engine import Engine, ModelFacts
 from aspire.loop import OverlappedLoop, PlainLoop
 from aspire.model.build import build_model, describe_model
@@ -25,7 +25,7 @@ from aspire.request import SamplingParams
 from aspire.runtime.attend import LayerSetup
 from aspire.runtime.batch import BatchBuilder, BatchLayout
 from aspire.runtime.cache import KVCache, KVShape, Selection, SlotState
-from aspire.runtime.devices import DeviceKit, choose_device, device_kit, device_name, pool_blocks
+from aspire.runtime.devices import DeviceKit, check_kv_dtype, choose_device, device_kit, device_name, pool_blocks
 from aspire.runtime.grammars import Constraints, Grammars
 from aspire.runtime.judges import Judge, RejectionJudge, SharedNoiseJudge
 from aspire.runtime.operators import Operators
@@ -130,8 +130,7 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
     loop_type = OverlappedLoop if config.batch.loop == "overlapped" else PlainLoop
     if loop_type is OverlappedLoop:
         lookahead *= 2
-    dtype = getattr(torch, config.model.dtype)
-    shape = _kv_shape(config, spec, dtype, lookahead, device)
+    shape = _kv_shape(config, spec, lookahead, device)
     setup, state, sampling = _device_state(config, spec, policy, shape, kit, lookahead=lookahead, device=device)
     pipeline = LogitsPipeline(config.batch.max_num_seqs, spec.vocab_size, eos_token_ids=spec.eos_token_ids,
                               tokenizer=tokenizer, device=device)
@@ -161,14 +160,22 @@ def _kit(config: EngineConfig, device: torch.device) -> DeviceKit:
 
 def calibration_key(config: EngineConfig, spec: ModelSpec, device: torch.device) -> CalibrationKey:
     """What a calibration of this model on this machine is filed under; `config` is resolved."""
+    kv_dtype = KV_DTYPES[config.cache.kv_cache_dtype]
     return CalibrationKey(config.model.model, device_name(device), config.model.dtype,
-                          (spec.num_layers, spec.num_kv_heads, spec.head_dim), config.parallel.tensor_parallel_size)
+                          (spec.num_layers, spec.num_kv_heads, spec.head_dim), config.parallel.tensor_parallel_size,
+                          None if kv_dtype == config.model.dtype else kv_dtype)
 
 
 def kv_reads(config: EngineConfig, spec: ModelSpec, policy: Policy) -> KvReads:
     """What rows read under a policy; `config` is resolved."""
-    size = getattr(torch, config.model.dtype).itemsize
-    return kv_shape(policy.layers, policy.selection, 2 * spec.num_kv_heads * spec.head_dim * size, spec.windows)
+    size = 2 * spec.num_kv_heads * spec.head_dim * _kv_dtype(config).itemsize
+    return kv_shape(policy.layers, policy.selection, size, spec.windows)
+
+
+def _kv_dtype(config: EngineConfig) -> torch.dtype:
+    dtype = getattr(torch, KV_DTYPES[config.cache.kv_cache_dtype])
+    assert isinstance(dtype, torch.dtype), "torch names it so"
+    return dtype
 
 
 def _policy(config: EngineConfig, spec: ModelSpec, calibration: Calibration | None) -> Policy:
@@ -193,9 +200,10 @@ def _capture(config: EngineConfig, policy: Policy, runner: Runner, *, lookahead:
             graphs.capture(modes, advance)
 
 
-def _kv_shape(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, lookahead: int,
-              device: torch.device) -> KVShape:
+def _kv_shape(config: EngineConfig, spec: ModelSpec, lookahead: int, device: torch.device) -> KVShape:
     """The pool: as asked, or as many blocks as all slots can use, up to what memory allows."""
+    dtype = _kv_dtype(config)
+    check_kv_dtype(dtype, device)
     size = config.cache.block_size
     shape = KVShape(spec.num_layers, 1, size, spec.num_kv_heads, spec.head_dim)
     if config.cache.num_blocks is not None:
@@ -210,9 +218,10 @@ def _kv_shape(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, lookahe
 def _device_state(config: EngineConfig, spec: ModelSpec, policy: Policy, shape: KVShape, kit: DeviceKit, *,
                   lookahead: int, device: torch.device) -> tuple[LayerSetup, SlotState, SlotSampling]:
     slots, limit = config.batch.max_num_seqs, _limit(config)
-    dtype = getattr(torch, config.model.dtype)
+    scale, dtype = config.cache.kv_scale, _kv_dtype(config)
     selection = Selection(policy.layers, policy.selection, num_slots=slots, max_model_len=limit, device=device)
-    options = tuple(AttentionOptions(spec.attention_scale, window, spec.attention_softcap) for window in spec.windows)
+    options = tuple(AttentionOptions(spec.attention_scale, window, spec.attention_softcap, scale, scale)
+                    for window in spec.windows)
     setup = LayerSetup(policy.layers, options, KVCache(shape, dtype=dtype, device=device), selection,
                        kit.backend, kit.operators)
     state = SlotState(num_slots=slots, draft_limit=policy.draft_limit, block_size=shape.block_size,

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypedDict
 from aspire.speculation.policy import NO_OVERRIDES, PRESET_NAMES, Overrides
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "fp8": "float8_e4m3fn",
+             "fp8_e4m3": "float8_e4m3fn"}  # what users write -> torch's name
 JUDGES = ("shared-noise", "rejection")
 ATTENTION_BACKENDS = ("auto", "triton", "triton+flash", "triton+cudnn", "reference")
 
@@ -65,13 +67,18 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """num_blocks: None sizes the pool from free memory (CUDA) or from max_num_seqs and a 4 GiB ceiling (CPU)."""
+    """num_blocks: None sizes the pool from free memory (CUDA) or from max_num_seqs and a 4 GiB ceiling (CPU).
+
+    kv_cache_dtype: auto (the model's), or one of KV_DTYPES. kv_scale: what a unit of an 8-bit cache is worth; keys and
+    values beyond 448 times it are cut off.
+    """
 
     block_size: int = 16
     num_blocks: int | None = None
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     kv_cache_dtype: str = "auto"
+    kv_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _require(_is_count(self.block_size), "block_size", self.block_size, "an integer >= 1")
@@ -79,8 +86,12 @@ class CacheConfig:
                  "an integer >= 1, or None")
         _require(isinstance(self.gpu_memory_utilization, (int, float)) and 0 < self.gpu_memory_utilization <= 1,
                  "gpu_memory_utilization", self.gpu_memory_utilization, "in (0, 1]")
-        _require(self.kv_cache_dtype == "auto", "kv_cache_dtype", self.kv_cache_dtype,
-                 "auto (the kernels know 8-bit caches, the engine does not yet)")
+        _require(self.kv_cache_dtype == "auto" or self.kv_cache_dtype in KV_DTYPES, "kv_cache_dtype",
+                 self.kv_cache_dtype, f"one of auto, {', '.join(KV_DTYPES)}")
+        _require(isinstance(self.kv_scale, (int, float)) and 0 < self.kv_scale < float("inf"), "kv_scale",
+                 self.kv_scale, "a number above 0")
+        _require(self.kv_scale == 1.0 or self.kv_cache_dtype.startswith("fp8"), "kv_scale", self.kv_scale,
+                 "1 unless kv_cache_dtype is fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +157,7 @@ class EngineOptions(TypedDict, total=False):
     gpu_memory_utilization: float
     enable_prefix_caching: bool
     kv_cache_dtype: str
+    kv_scale: float
     max_num_seqs: int
     max_num_batched_tokens: int
     loop: Literal["auto", "plain", "overlapped"]
@@ -181,7 +193,7 @@ class EngineConfig:
                    ParallelConfig(**chosen["parallel"]))
 
     def resolve(self, *, device: str, model_dtype: str, model_limit: int) -> "EngineConfig":
-        """A config without "auto": dtype, device, max_model_len and loop are decided.
+        """A config without "auto": dtypes, device, max_model_len and loop are decided.
 
         model_dtype: what the checkpoint stores; on the CPU "auto" means float32, where output is token-equal.
         """
@@ -193,5 +205,6 @@ class EngineConfig:
         loop = self.batch.loop
         if loop == "auto":
             loop = "plain" if device == "cpu" else "overlapped"
+        kv_dtype = dtype if self.cache.kv_cache_dtype == "auto" else self.cache.kv_cache_dtype
         return replace(self, model=replace(self.model, dtype=dtype, device=device, max_model_len=limit),
-                       batch=replace(self.batch, loop=loop))
+                       cache=replace(self.cache, kv_cache_dtype=kv_dtype), batch=replace(self.batch, loop=loop))

@@ -26,18 +26,21 @@ def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_folder_gives_the_file_of_the_key_or_none(tmp_path: Path) -> None:
-    """Planted faults: the dtype left out of the name; a model of another shape under the same name."""
+    """Planted faults: the dtype, or the cache's, left out of the name; a model of another shape under the same name."""
     assert KEY.file_name == "Some-Model-3.1-8B--9d209c--NVIDIA-H200--bfloat16--tp1.json"
     assert replace(KEY, model="other/Some-Model-3.1-8B").file_name != KEY.file_name
+    assert replace(KEY, kv_dtype="float8_e4m3fn").file_name != KEY.file_name
     CALIBRATION.save(tmp_path / KEY.file_name)
     assert find_calibration(str(tmp_path), replace(KEY, shape=(30, 3, 64))) is None
     assert find_calibration(str(tmp_path), KEY) == CALIBRATION
     assert find_calibration(str(tmp_path), replace(KEY, dtype="float32")) is None
+    assert find_calibration(str(tmp_path), replace(KEY, kv_dtype="float8_e4m3fn")) is None
     assert find_calibration(None, KEY) is None
 
 
 @pytest.mark.parametrize(("changed", "named"), [
-    ({"device": "cpu x86_64 2 cores"}, "device"), ({"dtype": "float32"}, "dtype"), ({"shape": (30, 3, 64)}, "shape")])
+    ({"device": "cpu x86_64 2 cores"}, "device"), ({"dtype": "float32"}, "dtype"), ({"shape": (30, 3, 64)}, "shape"),
+    ({"kv_dtype": "float8_e4m3fn"}, "kv_dtype")])
 def test_a_file_of_another_machine_or_model_is_refused(changed: dict[str, object], named: str, tmp_path: Path) -> None:
     """Planted fault: the key not compared when a file is named."""
     CALIBRATION.save(tmp_path / "one.json")

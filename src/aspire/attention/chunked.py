@@ -97,4 +97,4 @@ def _take(cache: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
     flat = cache.flatten(0, 1)
     if cache.element_size() == 1:  # 8-bit floats have no indexing on some devices
         return flat.view(torch.uint8).index_select(0, index).view(cache.dtype).to(dtype)
-    return flat.index_select(0, index)
+    return flat.index_select(0, index).to(dtype)

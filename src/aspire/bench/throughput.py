@@ -109,7 +109,8 @@ def fill_with_noise(cache: KVCache) -> None:
     for tensor in (*cache.key, *cache.value):
         flat = tensor.view(-1)
         for first in range(0, len(flat), 1 << 26):
-            flat[first : first + (1 << 26)].normal_()
+            part = flat[first : first + (1 << 26)]
+            part.copy_(torch.randn(len(part), device=part.device, dtype=torch.bfloat16))
 
 
 class Bench:

@@ -21,6 +21,7 @@ def throughput(
     dtype: Annotated[str, typer.Option(metavar="NAME")] = "auto",
     loop: Annotated[str, typer.Option(metavar="NAME", help="auto, plain or overlapped")] = "auto",
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant")] = False,
+    kv_cache_dtype: Annotated[str, typer.Option(metavar="NAME", help="As for serve")] = "auto",
     attention_backend: Annotated[str, typer.Option(metavar="NAME", help="As for serve")] = "auto",
     prefill: Annotated[bool, typer.Option(
         "--prefill", help="Compute the context instead of filling it with noise, and rate that")] = False,
@@ -41,7 +42,8 @@ def throughput(
         renews = preset.lossless and any(preset.layers.draft_writes)
         changes[name] = Overrides(refresh_every=refresh_every) if renews else NO_OVERRIDES
     options: EngineOptions = {"loop": loop, "batch_invariant": batch_invariant,  # type: ignore[typeddict-item]
-                              "attention_backend": attention_backend, "capture_at_start": False}
+                              "attention_backend": attention_backend,
+                              "kv_cache_dtype": kv_cache_dtype, "capture_at_start": False}
     bench = Bench(shape, model=None, dtype=dtype, options=options)
     works = {name: Workload(batch, context, new_tokens, temperature, not prefill,
                             None if name == "autoregressive" else replay_acceptance, changes[name])

@@ -59,7 +59,7 @@ class StepAttention:
         """query [T, H, D], key and value [T, KH, D] -> [T, H, D]."""
         setup = self.setup
         key_cache, value_cache = setup.cache.key[layer], setup.cache.value[layer]
-        setup.backend.store(key, value, key_cache, value_cache, self.located.slot_mapping)
+        setup.backend.store(key, value, key_cache, value_cache, self.located.slot_mapping, setup.options[layer])
         reads, rows = setup.layers.reads[layer], self.located.rows
         if self._resting is not None and reads is None:
             reads = setup.layers.reads_between(layer)

@@ -86,6 +86,13 @@ def choose_attention(name: str, *, batch_invariant: bool) -> AttentionBackend:
     return ChunkedAttention(TritonAttention, CudnnChunks(merge_attention) if name == "triton+cudnn" else FlashChunks())
 
 
+def check_kv_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ValueError where the kernels cannot convert to the cache's type."""
+    if device.type == "cuda" and dtype.itemsize == 1 and torch.cuda.get_device_capability(device) < (8, 9):
+        raise ValueError(f"kv_cache_dtype must be auto, float16 or bfloat16 on {device_name(device)} (8-bit floats "
+                         f"need compute capability 8.9), got {dtype}")
+
+
 def pool_blocks(shape: KVShape, dtype: torch.dtype, *, wanted: int, device: torch.device, utilization: float) -> int:
     """Blocks of the KV pool: as many as all slots can use, up to what memory allows.
 

@@ -16,19 +16,21 @@ CALIBRATED_POLICIES = ("aspire", "synchronized-aspire")  # whose refresh layers 
 @dataclass(frozen=True, slots=True)
 class CalibrationKey:
     """What a calibration is true for. device: the card's or the processor's name. shape: layers, KV heads, head
-    dimension."""
+    dimension. kv_dtype: None: the model's."""
 
     model: str
     device: str
     dtype: str
     shape: tuple[int, int, int]
     tensor_parallel_size: int = 1
+    kv_dtype: str | None = None
 
     @property
     def file_name(self) -> str:
         """One file per key; a digest tells models of one name in different folders apart."""
         digest = blake2b(self.model.encode(), digest_size=3).hexdigest()
-        parts = (Path(self.model).name, digest, self.device, self.dtype, f"tp{self.tensor_parallel_size}")
+        kv = () if self.kv_dtype is None else (f"kv-{self.kv_dtype}",)
+        parts = (Path(self.model).name, digest, self.device, self.dtype, f"tp{self.tensor_parallel_size}", *kv)
         return "--".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-") for part in parts) + ".json"
 
 
@@ -102,7 +104,7 @@ def find_calibration(place: str | None, key: CalibrationKey) -> Calibration | No
         found = load_calibration(path) if path.is_file() else None
         return found if found is not None and found.key == key else None
     found = load_calibration(path)
-    for name in ("device", "dtype", "shape", "tensor_parallel_size"):
+    for name in ("device", "dtype", "shape", "tensor_parallel_size", "kv_dtype"):
         if getattr(found.key, name) != getattr(key, name):
             raise ValueError(f"calibration must be for {name} {getattr(key, name)!r}, got {str(path)!r}, which is for "
                              f"{getattr(found.key, name)!r}")

@@ -12,6 +12,8 @@ from aspire.ops.paged_attention.reference import paged_attention as reference_at
 from aspire.ops.paged_attention.triton import KernelConfig, PagedAttention
 from aspire.ops.select_topk.reference import select_topk as reference_select
 from aspire.ops.select_topk.triton import select_topk
+from aspire.ops.store_kv.reference import store_kv as reference_store
+from aspire.ops.store_kv.triton import store_kv
 from aspire.testing.attention_cases import AttentionCase, CaseSpec, RowSpec, make_case
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}  # of the norm, per token
@@ -74,6 +76,15 @@ def check_seed(seed: int, device: str, config: KernelConfig | None = None) -> No
         used = case.probe.token[case.probe.token >= 0].long()
         torch.testing.assert_close(lse[used], expected_lse[used], atol=2e-2, rtol=1e-3)
         check_scores(case, expected_lse, seed)
+
+
+def store_in_eight_bits(numbers: Tensor, key_scale: float, value_scale: float) -> tuple[Tensor, Tensor]:
+    """Caches [2, ...] of the kernel and of the reference, for keys and values [2, 8, 3, 24]."""
+    slots = torch.tensor([5, -1, 0, 11, 7, 2, 9, 3], device=numbers.device)
+    found, expected = (torch.zeros(2, 3, 4, 3, 24, device=numbers.device).to(torch.float8_e4m3fn) for _ in range(2))
+    for store, caches in ((store_kv, found), (reference_store, expected)):
+        store(numbers[0], numbers[1], caches[0], caches[1], slots, key_scale=key_scale, value_scale=value_scale)
+    return found.view(torch.uint8), expected.view(torch.uint8)
 
 
 def check_scores(case: AttentionCase, lse: Tensor, seed: int) -> None:

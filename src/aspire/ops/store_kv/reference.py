@@ -18,7 +18,7 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         flat = cache.view(-1, *cache.shape[2:])  # [num_blocks * block_size, KH, D]
         kept = source[keep]
         if scale != 1.0:
-            kept = kept.float() / scale
+            kept = kept.float() * (1.0 / scale)  # as the kernel does, to the bit
         if cache.element_size() == 1:
             limit = torch.finfo(cache.dtype).max
             flat.view(torch.uint8)[slots] = kept.float().clamp(-limit, limit).to(cache.dtype).view(torch.uint8)
