@@ -73,10 +73,10 @@ def test_a_scale_that_is_a_power_of_two_changes_the_cache_alone(bed: TestBed) ->
         assert float((here - 2 * there).norm() / here.norm()) < 0.05
 
 
-@pytest.mark.parametrize(("size", "scale", "bound"), [(1.0, 1.0, 0.05), (300.0, 4.0, 0.05), (0.01, 0.001, 0.05)])
+@pytest.mark.parametrize(("size", "scale", "bound"), [(1.0, 1.0, 0.07), (300.0, 4.0, 0.07), (0.01, 0.001, 0.07)])
 def test_error_against_an_unrounded_cache(size: float, scale: float, bound: float) -> None:
-    """4 significant bits: 2.6 % of a number in the mean, 6.25 % at most; a fitting scale keeps it there for keys and
-    values of any size (the queries are scaled so that logits stay as they are). Planted fault: scale always 1."""
+    """4 significant bits: 2.6 % of a number in the mean, 6.25 % at most, of keys and of values; a fitting scale keeps
+    the worst token below 7 % for numbers of any size (the logits' scale undoes it). Planted fault: scale always 1."""
     rows = (RowSpec(150, 5), RowSpec(140, 1, True), RowSpec(77), RowSpec(130, 40))
     case = make_case(CaseSpec(rows, head_dim=64, capacity=64), seed=0)
     case = replace(case, options=replace(case.options, scale=case.options.scale / size),
