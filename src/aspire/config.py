@@ -14,7 +14,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "fp8": "float8_e4m3fn",
              "fp8_e4m3": "float8_e4m3fn"}  # what users write -> torch's name
 JUDGES = ("shared-noise", "rejection")
-ATTENTION_BACKENDS = ("auto", "triton", "triton+flash", "triton+cudnn", "reference")
+ATTENTION_BACKENDS = ("auto", "triton", "triton+flash", "triton+cudnn", "flashinfer", "reference")
 
 
 def _require(condition: bool, name: str, value: object, allowed: str) -> None:

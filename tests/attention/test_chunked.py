@@ -185,9 +185,9 @@ def test_the_rest_is_small() -> None:
     spec = CaseSpec((RowSpec(90, 40), RowSpec(70), RowSpec(50, 50)), head_dim=16, spare_tokens=2)
     split = split_rows(with_host(make_case(spec, seed=5), spec, (3, 1, 0)).rows, 93, 16, least=16, most_keys=150)
     assert split is not None
-    assert split.tokens.tolist() == [37, 38, 39, 40, 91, 92]
-    assert split.rows.query_start.tolist() == [0, 3, 4, 4]
-    assert split.rows.max_query_len == 3
+    assert split.rest.tokens.tolist() == [37, 38, 39, 40, 91, 92]
+    assert split.rest.rows.query_start.tolist() == [0, 3, 4, 4]
+    assert split.rest.rows.max_query_len == 3
     assert [group.spans for group in split.groups] == [((0, 37), (41, 91))]
 
 

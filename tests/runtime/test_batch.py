@@ -9,9 +9,11 @@ FULL, SPARSE = RowKind.FULL, RowKind.SPARSE
 
 
 def test_host_rows_cover_the_probes() -> None:
-    """Probed queries are among the last `num_probed` of their row; the host knows the place of prompt chunks only.
+    """Verifications and drafts. Probed queries are among the last `num_probed` of their row; the host knows the place
+    of prompt chunks only.
 
-    Planted faults: no probed queries said of rows that sample; a decoding row's lower bound given as its place.
+    Planted faults: no probed queries said of full rows that sample, or of drafts; a decoding row's lower bound given
+    as its place.
     """
     rows = (Row("a", 3, FULL, 90, 5, 4, samples=True), Row("b", 0, SPARSE, 70, 1, 2, samples=True),
             Row("c", 1, FULL, 0, 30, 0, samples=False, tokens=tuple(range(30))),
@@ -20,7 +22,8 @@ def test_host_rows_cover_the_probes() -> None:
     batch = BatchBuilder(layout, device=torch.device("cpu")).build(StepPlan(0, rows))
     assert [(row.slot, row.num_queries, row.kv_len) for row in batch.rows] == [
         (3, 5, None), (0, 1, None), (1, 30, 30), (2, 40, 70)]
-    assert [row.num_probed for row in batch.rows] == [5, 0, 0, 9]
+    assert [row.num_probed for row in batch.rows] == [5, 1, 0, 9]
+    assert batch.inputs.draft_row.tolist() == [1]
     end = batch.inputs.query_start[1:].tolist()
     for tokens, row in zip(batch.inputs.verify_token.tolist(), batch.inputs.verify_row.tolist(), strict=True):
         assert all(end[row] - batch.rows[row].num_probed <= token < end[row] for token in tokens)

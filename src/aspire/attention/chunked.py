@@ -55,17 +55,7 @@ class ChunkedAttention:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for group in split.groups:
             self._attend_group(query, key_cache, value_cache, group, options, out)
-        if not len(split.tokens):
-            assert probe is None, "probed queries are not part of a chunk"
-            return out, None
-        some, some_lse = self._rest.attend(query[split.tokens], key_cache, value_cache, split.rows, selection, options,
-                                           None if probe is None else split.probe(probe))
-        out[split.tokens] = some
-        if some_lse is None:
-            return out, None
-        lse = torch.empty(query.shape[:2], dtype=some_lse.dtype, device=query.device)
-        lse[split.tokens] = some_lse
-        return out, lse
+        return out, split.rest.attend(self._rest, query, (key_cache, value_cache), selection, options, probe, out)
 
     def _split_of(self, query: Tensor, key_cache: Tensor, rows: AttentionRows,
                   options: AttentionOptions) -> Split | None:

@@ -1,17 +1,17 @@
-"""Which rows of a step are long prompt chunks, for a library's attention, and what is left of the step without them.
+"""Which rows of a step are long prompt chunks, for a library's attention.
 
-Planned on the host from what it knows of the rows, with copies that nobody waits for. Letters: T query tokens of the
-step, U of them left to the other backend, Q and N queries and keys of a group of chunks.
+Planned on the host from what it knows of the rows, with copies that nobody waits for. Letters: Q and N queries and keys
+of a group of chunks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from aspire.attention.rows import AttentionRows, HostRow, Probe
+from aspire.attention.rest import Rest, leave, starts_of, to_device
+from aspire.attention.rows import AttentionRows, HostRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,10 @@ class ChunkGroup:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A step's chunks, and its other queries as a smaller step with the same rows."""
+    """A step's chunks, and its other queries."""
 
     groups: tuple[ChunkGroup, ...]
-    tokens: Tensor  # int64 [U]
-    place: Tensor  # int64 [T]: index in `tokens`, -1: of a chunk
-    rows: AttentionRows
-
-    def probe(self, probe: Probe) -> Probe:
-        """The probe by places in `tokens`."""
-        token = torch.where(probe.token >= 0, self.place[probe.token.clamp(min=0).long()], -1)
-        return Probe(token.int(), probe.row, probe.logits)
+    rest: Rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +51,14 @@ def split_rows(rows: AttentionRows, num_tokens: int, block_size: int, *, least: 
     Probed queries, the last few of a prompt, stay with the other backend, which writes their logits, as a row of
     their own. most_keys: of a group with more than one chunk.
     """
-    starts = [0]
-    for row in rows.host:
-        starts.append(starts[-1] + row.num_queries)
-    chunks = {index: _chunk(row, begin) for index, (row, begin) in enumerate(zip(rows.host, starts, strict=False))
-              if row.kv_len is not None and row.num_queries - row.num_probed >= least}
+    taken = [row.num_queries - row.num_probed if row.kv_len is not None else 0 for row in rows.host]
+    taken = [count if count >= least else 0 for count in taken]
+    begins = starts_of([row.num_queries for row in rows.host])
+    chunks = [_chunk(row, begin) for row, begin, count in zip(rows.host, begins, taken, strict=False) if count]
     if not chunks:
         return None
-    lengths: list[int] = []
-    kept: list[int] = []
-    for index, (begin, end) in enumerate(pairwise(starts)):
-        first = chunks[index].end if index in chunks else begin
-        kept += range(first, end)
-        lengths.append(end - first)
-    kept += range(starts[-1], num_tokens)  # padding
-    device = rows.query_start.device
-    tokens = _to_device(kept, torch.int64, device)
-    place = torch.full((num_tokens,), -1, dtype=torch.int64, device=device)
-    place[tokens] = torch.arange(len(kept), device=device)
-    rest = replace(rows, query_start=_starts(lengths, device), max_query_len=max(1, *lengths), host=tuple(
-        row._replace(num_queries=length) for row, length in zip(rows.host, lengths, strict=True)))
-    groups = tuple(_group(members, rows.block_table, block_size)
-                   for members in _batches(list(chunks.values()), most_keys))
-    return Split(groups, tokens, place, rest)
+    groups = tuple(_group(members, rows.block_table, block_size) for members in _batches(chunks, most_keys))
+    return Split(groups, leave(rows, [row.num_queries for row in rows.host], taken, num_tokens))
 
 
 def _chunk(row: HostRow, begin: int) -> _Chunk:
@@ -111,16 +89,5 @@ def _group(chunks: Sequence[_Chunk], block_table: Tensor, block_size: int) -> Ch
     lengths = tuple(chunk.num_keys for chunk in chunks)
     return ChunkGroup(tuple((chunk.begin, chunk.end) for chunk in chunks),
                       keys[0] if len(keys) == 1 else torch.cat(keys),
-                      _starts([chunk.end - chunk.begin for chunk in chunks], device), _starts(lengths, device), lengths)
-
-
-def _starts(lengths: Sequence[int], device: torch.device) -> Tensor:
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
-    return _to_device(starts, torch.int32, device)
-
-
-def _to_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    tensor = torch.tensor(values, dtype=dtype)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+                      to_device(starts_of([chunk.end - chunk.begin for chunk in chunks]), torch.int32, device),
+                      to_device(starts_of(lengths), torch.int32, device), lengths)

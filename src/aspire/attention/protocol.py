@@ -1,4 +1,8 @@
-"""AttentionBackend: what the layers need from attention. Implementations: reference.py (torch), triton.py."""
+"""AttentionBackend: what the layers need from attention.
+
+Implementations: reference.py (torch), triton.py (the project's kernels), and two that give some rows to a library and
+the others to one of these: chunked.py (long prompt chunks, to torch's own kernels), flashinfer.py.
+"""
 
 from typing import Protocol
 

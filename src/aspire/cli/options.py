@@ -55,8 +55,8 @@ ENGINE_FLAGS = (
     Flag("download_dir", str, "Where downloads are kept", "FOLDER"),
     Flag("hf_overrides", str, "JSON object of config.json fields to change", "JSON"),
     Flag("generation_config", str, "auto: the model's own sampling defaults; vllm: neutral ones", "NAME"),
-    Flag("attention_backend", str, "GPU: auto, triton, triton+flash, triton+cudnn or reference; auto is triton+flash, "
-         "with --batch-invariant triton", "NAME"),
+    Flag("attention_backend", str, "GPU: auto, triton, triton+flash, triton+cudnn, flashinfer or reference; auto is "
+         "triton+flash, with --batch-invariant triton", "NAME"),
     Flag("batch_invariant", bool, "GPU: results that do not depend on the batch, so that bfloat16 output is exact too"),
     Flag("cuda_graphs", bool, "GPU: replay decoding steps as graphs"),
     Flag("capture_at_start", bool, "GPU: capture all graphs before the first request"),

@@ -109,9 +109,13 @@ class BatchBuilder:
         return Batch(self.unpack(packed, shape), shape, tuple(self._host_row(row) for row in plan.rows))
 
     def _host_row(self, row: Row) -> HostRow:
-        scores = row.samples and row.kind is RowKind.FULL and self.layout.scoring_queries > 0
+        layout = self.layout
+        if row.kind is RowKind.SPARSE:
+            scores = layout.scores_drafts and renews(row.num_drafted, layout.refresh_every)
+        else:
+            scores = layout.scoring_queries > 0
         return HostRow(row.slot, row.num_tokens, row.start + row.num_tokens if row.tokens else None,
-                       min(row.num_tokens, self.layout.draft_limit + 1) if scores else 0)
+                       min(row.num_tokens, layout.draft_limit + 1) if scores and row.samples else 0)
 
     def collect(self, plan: StepPlan) -> tuple[Lists, StepShape]:
         """The plan as lists by field of StepInputs, and its sizes."""

@@ -67,8 +67,8 @@ def device_kit(device: torch.device, *, batch_invariant: bool, attention_backend
 def choose_attention(name: str, *, batch_invariant: bool) -> AttentionBackend:
     """The backend on CUDA. triton: the project's kernels. triton+flash (auto), triton+cudnn: the same, with a library
     of torch for long prompt chunks; a query's bits then depend on where its prompt is cut, hence not with
-    batch_invariant, where auto is triton. reference: plain torch, for comparison. ValueError for what does not go
-    together."""
+    batch_invariant, where auto is triton. flashinfer: that package for full rows, where it is installed; without graphs.
+    reference: plain torch, for comparison. ValueError for what does not go together."""
     from aspire.attention.chunked import ChunkedAttention
     from aspire.attention.libraries import CudnnChunks, FlashChunks
     from aspire.attention.triton import TritonAttention
@@ -83,6 +83,10 @@ def choose_attention(name: str, *, batch_invariant: bool) -> AttentionBackend:
         return ReferenceAttention()
     if name == "triton":
         return TritonAttention()
+    if name == "flashinfer":
+        from aspire.attention.flashinfer import FlashInferAttention, load_flashinfer
+
+        return FlashInferAttention(TritonAttention(), load_flashinfer())
     return ChunkedAttention(TritonAttention, CudnnChunks(merge_attention) if name == "triton+cudnn" else FlashChunks())
 
 
