@@ -65,10 +65,12 @@ def device_kit(device: torch.device, *, batch_invariant: bool, attention_backend
 
 
 def choose_attention(name: str, *, batch_invariant: bool) -> AttentionBackend:
-    """The backend on CUDA. triton: the project's kernels. triton+flash (auto), triton+cudnn: the same, with a library
-    of torch for long prompt chunks; a query's bits then depend on where its prompt is cut, hence not with
-    batch_invariant, where auto is triton. flashinfer: that package for full rows, where it is installed; without graphs.
-    reference: plain torch, for comparison. ValueError for what does not go together."""
+    """The backend on CUDA. ValueError for what does not go together.
+
+    triton: the project's kernels. triton+flash (auto), triton+cudnn: the same, with a library of torch for long prompt
+    chunks; a query's bits then depend on where its prompt is cut, hence not with batch_invariant, where auto is triton.
+    flashinfer: that package for full rows, where it is installed; no graphs. reference: plain torch, for comparison.
+    """
     from aspire.attention.chunked import ChunkedAttention
     from aspire.attention.libraries import CudnnChunks, FlashChunks
     from aspire.attention.triton import TritonAttention
