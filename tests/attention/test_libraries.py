@@ -69,4 +69,5 @@ def test_cudnn_equals_flash(dim: int) -> None:
     if not library.supports(query):
         pytest.skip("cuDNN's attention is used from Hopper on")
     out = library(query, key, value, to_gpu, dim ** -0.5)
-    assert relative_error(out, FlashChunks()(query, key, value, to_gpu, dim ** -0.5)) < TOLERANCE[torch.bfloat16]
+    expected = FlashChunks()(query, key, value, to_gpu, dim ** -0.5)
+    assert relative_error(out, expected) < 2 * TOLERANCE[torch.bfloat16]  # each is that far from the truth

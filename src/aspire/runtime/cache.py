@@ -41,6 +41,8 @@ class KVCache:
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros whose pages the CPU touches only when written: a pool is sized for the worst case."""
     if device.type != "cpu":
+        if dtype.itemsize == 1:
+            return torch.zeros(size, dtype=torch.uint8, device=device).view(dtype)
         return torch.zeros(size, dtype=dtype, device=device)
     count = int(np.prod(size)) * dtype.itemsize
     return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(size)
