@@ -119,7 +119,7 @@ class FlashInferAttention:
         taken = [_num_taken(kind, row) for row in known]
         rest = leave(rows, [row.num_queries for row in known], taken, len(query))
         own = len(self._plans) if kind not in self._plans else list(self._plans).index(kind)
-        rest = replace(rest, rows=replace(rest.rows, view=1 + own))  # one plan of the other backend for each kind
+        rest = replace(rest, rows=replace(rest.rows, view=2 + own))  # the other backend keeps a plan for each
         begins = starts_of([row.num_queries for row in known])
         tokens = [token for begin, count in zip(begins, taken, strict=False) for token in range(begin, begin + count)]
         wrapper = self._plan_wrapper(kind, query, key_cache, rows, taken) if tokens else None
