@@ -13,7 +13,8 @@ from typing import Protocol
 
 from aspire.speculation.margins import MarginEvidence
 
-INITIAL_STRENGTH = 12.0  # reached drafts that a prior is worth before requests were seen to differ
+INITIAL_STRENGTH = 12.0  # reached drafts that the assumed rate is worth
+INITIAL_LIKENESS = 100.0  # reached drafts that the shared chances are worth before requests were seen to differ
 
 
 class AcceptanceEstimator(Protocol):
@@ -56,12 +57,13 @@ class _Counts:
     squared weights of the trials, in units of the newest's.
     """
 
-    __slots__ = ("_memory", "passed", "reached", "squares", "unit")
+    __slots__ = ("_memory", "passed", "reached", "squares", "total_passed", "total_reached", "unit")
 
     def __init__(self, limit: int, memory: float) -> None:
         """memory: tokens after which a count weighs 1/e of a new one."""
         self.reached = [0.0] * limit
         self.passed = [0.0] * limit
+        self.total_reached = self.total_passed = 0.0  # over all positions
         self.unit = 1.0
         self.squares = 0.0
         self._memory = memory
@@ -73,7 +75,10 @@ class _Counts:
         if self.unit > 1e9:
             self.reached = [count / self.unit for count in self.reached]
             self.passed = [count / self.unit for count in self.passed]
+            self.total_reached, self.total_passed = sum(self.reached), sum(self.passed)
             self.unit = 1.0
+        self.total_reached += self.unit * num_reached
+        self.total_passed += self.unit * num_passed
         for j in range(num_reached):
             self.reached[j] += self.unit
         for j in range(num_passed):
@@ -99,17 +104,17 @@ class _Dispersion:
     """
 
     def __init__(self) -> None:
-        weight = 20 * 40.0**2  # as if 20 requests of 40 drafts had shown the initial strength
-        self._excess = weight * 0.09 / (2.0 * INITIAL_STRENGTH)
+        weight = 3 * 40.0**2  # as if 3 requests of 40 drafts had shown the initial strength
+        self._excess = weight * 0.09 / (2.0 * INITIAL_LIKENESS)
         self._weight = weight
-        self._variance = 0.09 * 20
-        self._count = 20.0
-        self.strength = INITIAL_STRENGTH  # reached drafts that the shared chances are worth
+        self._variance = 0.09 * 3
+        self._count = 3.0
+        self.strength = INITIAL_LIKENESS  # reached drafts that the shared chances are worth
 
     def add(self, counts: _Counts, shared: list[float]) -> None:
-        reached = sum(counts.reached) / counts.unit
+        reached = counts.total_reached / counts.unit
         expected = sum(map(mul, counts.reached, shared)) / counts.unit
-        surprise = sum(counts.passed) / counts.unit - expected
+        surprise = counts.total_passed / counts.unit - expected
         mean = expected / reached
         variance = mean * (1.0 - mean)
         keep = 0.998
@@ -225,12 +230,13 @@ class SurvivalEstimator:
         shared, counts = self._shared_rates, record.counts
         # How the request compares with the shared chances at the positions it reached, in odds.
         pool = self._dispersion.strength * counts.unit
-        total = sum(counts.reached) + pool
-        own = _clip((sum(counts.passed) + pool * shared[0]) / total)
+        total = counts.total_reached + pool
+        own = _clip((counts.total_passed + pool * shared[0]) / total)
         same = _clip((sum(map(mul, counts.reached, shared)) + pool * shared[0]) / total)
         ratio = own * (1.0 - same) / (same * (1.0 - own))
         k = self._position_strength * counts.unit
-        record.rates = [(p + k * ratio * s / (1.0 + (ratio - 1.0) * s)) / (r + k)
+        times, more = k * ratio, ratio - 1.0
+        record.rates = [(p + times * s / (1.0 + more * s)) / (r + k)
                         for p, r, s in zip(counts.passed, counts.reached, shared, strict=True)]
         return record.rates
 
