@@ -35,8 +35,9 @@ from aspire.sampling.pipeline import LogitsPipeline
 from aspire.schedule.blocks import BlockPool
 from aspire.schedule.scheduler import Scheduler, SchedulerConfig
 from aspire.speculation.calibration import Calibration, CalibrationKey, find_calibration
-from aspire.speculation.cost import CostModel, OnlineFit, kv_shape, nominal
+from aspire.speculation.cost import CostModel, kv_shape, nominal
 from aspire.speculation.cost import KvShape as KvReads
+from aspire.speculation.online_fit import OnlineFit
 from aspire.speculation.policy import Policy, resolve_policy
 from aspire.stats import Observer
 

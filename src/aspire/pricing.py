@@ -2,7 +2,7 @@
 
 from aspire.schedule.plan import StepPlan
 from aspire.schedule.scheduler import Scheduler
-from aspire.speculation.cost import OnlineFit
+from aspire.speculation.online_fit import OnlineFit
 
 
 class Pricing:

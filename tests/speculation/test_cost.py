@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aspire.schedule.plan import Row, RowKind, StepPlan
-from aspire.speculation.cost import CostModel, KvShape, OnlineFit, Sample, fit, kv_shape, load, nominal
+from aspire.speculation.cost import CostModel, KvShape, Sample, fit, kv_shape, load, nominal
 from aspire.speculation.layers import per_layer_lists
 from aspire.speculation.selection import SelectionConfig
 
@@ -90,20 +90,6 @@ def test_fit_shrugs_off_outliers() -> None:
 def test_coefficients_are_never_negative(steps: list[tuple[int, float, float]]) -> None:
     model = fit([Sample(*step) for step in steps], shape())
     assert min(model.base, model.weights, model.per_token, model.per_byte) >= 0.0
-
-
-def test_online_fit_follows_and_keeps_what_traffic_does_not_show() -> None:
-    """Steady decoding at 60 to 70 tokens says nothing of 1,000: the first model's knee survives."""
-    rng, truth = random.Random(4), CostModel(*TRUE, shape())
-    slower = CostModel(TRUE[0] * 1.3, *TRUE[1:], shape())
-    online = OnlineFit(truth, window=128, every=64)
-    fits = 0
-    for _ in range(640):
-        tokens, kv_bytes = rng.randint(60, 70), rng.uniform(2e10, 2.4e10)
-        fits += online.add(tokens, kv_bytes, slower.step_seconds(tokens, kv_bytes)) is not None
-    assert fits == 10
-    assert online.model.step_seconds(65, 2.2e10) == pytest.approx(slower.step_seconds(65, 2.2e10), rel=0.01)
-    assert online.model.step_seconds(1000, 2.2e10) == pytest.approx(truth.step_seconds(1000, 2.2e10), rel=0.15)
 
 
 def test_saved_models_load(tmp_path: Path) -> None:

@@ -296,10 +296,5 @@ class PublishedEstimator:
         return sum(self._alpha.values()) / len(self._alpha) if self._alpha else self._initial_rate
 
 
-def expected_tokens(survival: Sequence[float], length: int) -> float:
-    """Tokens a verification of `length` drafts emits on average, the bonus token included."""
-    return 1.0 + sum(survival[:length])
-
-
 def _clip(rate: float) -> float:
     return min(0.999, max(0.001, rate))

@@ -1,11 +1,12 @@
 """Seconds of a step from its tokens and KV bytes: t = base + max(weights, per_token * tokens) + per_byte * bytes."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aspire.speculation.layers import LayerPlan, renews
+from aspire.speculation.least_squares import non_negative
 from aspire.speculation.selection import SelectionConfig
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _robust_fit(columns: list[tuple[float, float, float]],
 
 def _non_negative(columns: list[tuple[float, float, float]], target: list[float],
                   weights: list[float]) -> tuple[float, float, float]:
-    """Weighted least squares with all three coefficients >= 0: the best of the 7 faces that is feasible."""
+    """Weighted least squares with all three coefficients >= 0."""
     scale = [max(abs(c[i]) for c in columns) or 1.0 for i in range(3)]
     gram = [[0.0] * 3 for _ in range(3)]
     moment = [0.0] * 3
@@ -205,73 +206,5 @@ def _non_negative(columns: list[tuple[float, float, float]], target: list[float]
             moment[i] += w * x[i] * y
             for j in range(3):
                 gram[i][j] += w * x[i] * x[j]
-    best, best_gain = (0.0, 0.0, 0.0), 0.0
-    for mask in range(1, 8):
-        chosen = [i for i in range(3) if mask >> i & 1]
-        part = _solve([[gram[i][j] for j in chosen] for i in chosen], [moment[i] for i in chosen])
-        if part is None or min(part) < 0.0:
-            continue
-        gain = sum(value * moment[i] for value, i in zip(part, chosen, strict=True))
-        if gain > best_gain * (1.0 + 1e-12):
-            full = dict(zip(chosen, part, strict=True))
-            best = (full.get(0, 0.0) / scale[0], full.get(1, 0.0) / scale[1], full.get(2, 0.0) / scale[2])
-            best_gain = gain
-    return best
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
-    """Gaussian elimination with pivoting; None when the system is singular."""
-    n = len(right)
-    rows = [[*matrix[i], right[i]] for i in range(n)]
-    for i in range(n):
-        pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
-        if abs(rows[pivot][i]) < 1e-12 * max(1.0, abs(matrix[i][i])):
-            return None
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        for r in range(i + 1, n):
-            factor = rows[r][i] / rows[i][i]
-            rows[r] = [a - factor * b for a, b in zip(rows[r], rows[i], strict=True)]
-    result = [0.0] * n
-    for i in reversed(range(n)):
-        result[i] = (rows[i][n] - sum(rows[i][j] * result[j] for j in range(i + 1, n))) / rows[i][i]
-    return result
-
-
-class OnlineFit:
-    """A cost model that follows ordinary traffic: a bounded window of steps, refitted every `every` of them.
-
-    Steady traffic varies in few directions, so each fit also sees anchors: predictions of the current model at spread
-    points, with little weight, which keep what the window says nothing about.
-    """
-
-    def __init__(self, model: CostModel, *, window: int = 256, every: int = 256, anchor_weight: float = 0.02) -> None:
-        self.model = model
-        self._window = window
-        self._every = every
-        self._anchor_weight = anchor_weight
-        self._samples: list[Sample] = []
-        self._next = 0
-        self._seen = 0
-
-    def add(self, tokens: int, kv_bytes: float, seconds: float) -> CostModel | None:
-        """A step was measured; returns the renewed model when this one triggered a fit."""
-        sample = Sample(float(tokens), kv_bytes, seconds)
-        if len(self._samples) < self._window:
-            self._samples.append(sample)
-        else:
-            self._samples[self._next] = sample
-            self._next = (self._next + 1) % self._window
-        self._seen += 1
-        if self._seen % self._every or len(self._samples) < 16:
-            return None
-        self.model = replace(fit([*self._samples, *self._anchors()], self.model.kv, num_knees=8), fitted=True)
-        return self.model
-
-    def _anchors(self) -> list[Sample]:
-        if not self.model.fitted:  # an assumed scale would only mislead
-            return []
-        tokens = [1.0, self.model.knee if self.model.knee < 1e6 else 256.0, 1024.0]
-        most = max(s.kv_bytes for s in self._samples)
-        weight = self._anchor_weight * len(self._samples)
-        return [Sample(n, share * most, self.model.step_seconds(n, share * most), weight)
-                for n in tokens for share in (0.0, 0.5, 1.5)]
+    best = non_negative(gram, moment)
+    return best[0] / scale[0], best[1] / scale[1], best[2] / scale[2]
