@@ -233,6 +233,16 @@ def test_neutral_values_are_accepted(shared: LiveServer, fields: dict[str, Any])
         assert client.post("/v1/completions", json={"prompt": "x", **fields}).status_code == 200
 
 
+@pytest.mark.parametrize(("fields", "begin"), [
+    ({"guided_regex": "refuse"}, "guided_regex must be"),
+    ({"structured_outputs": {"regex": "refuse"}}, "structured_outputs.regex must be")], ids=["guided", "structured"])
+def test_messages_speak_of_the_field_that_was_sent(shared: LiveServer, fields: dict[str, Any], begin: str) -> None:
+    """Planted fault: "guided_regex.regex", the engine's part left behind the client's name."""
+    with shared.client() as client:
+        answer = client.post("/v1/completions", json={"prompt": "x", **fields})
+    assert answer.json()["error"]["message"].startswith(begin)
+
+
 def test_unknown_model(api: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         api.completions.create(model="gpt-none", prompt="x")

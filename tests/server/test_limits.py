@@ -1,5 +1,6 @@
 """Keys, sizes, queues, content types, cross-origin rules, logs."""
 
+import gzip
 import json
 import logging
 import socket
@@ -65,6 +66,17 @@ def test_content_type(shared: LiveServer, content_type: str) -> None:
     with shared.client() as client:
         headers = {"Content-Type": content_type} if content_type else {}
         assert client.post("/v1/completions", content=b'{"prompt":"x"}', headers=headers).status_code == 415
+
+
+def test_packed_bodies_are_refused_as_such(shared: LiveServer) -> None:
+    """Planted fault: taken for broken JSON."""
+    with shared.client() as client:
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        answer = client.post("/v1/completions", content=gzip.compress(b'{"prompt":"x"}'), headers=headers)
+        assert answer.status_code == 415
+        assert "gzip" in answer.json()["error"]["message"]
+        headers["Content-Encoding"] = "identity"
+        assert client.post("/v1/completions", content=b'{"prompt":"x"}', headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"prompt":"\\ud800"}',
@@ -229,10 +241,14 @@ def test_unforeseen_errors_show_no_traceback(serve: Serve, caplog: pytest.LogCap
 
 def test_methods_and_paths(shared: LiveServer) -> None:
     with shared.client() as client:
-        assert client.get("/v1/completions").status_code == 405
-        answer = client.get("/no/such/path")
+        answer = client.get("/v1/completions")
+        assert answer.status_code == 405
+        assert answer.headers["Allow"] == "POST"
+        assert "POST" in answer.json()["error"]["message"]
+        answer = client.post("/v1/embeddings", json={})
         assert answer.status_code == 404
         assert answer.json()["error"]["type"] == "not_found_error"
+        assert "/v1/embeddings" in answer.json()["error"]["message"]
 
 
 def test_many_idle_connections_do_not_block(shared: LiveServer) -> None:

@@ -163,10 +163,16 @@ def test_metrics_as_the_vllm_benchmark_reads_them(serve: Serve) -> None:
     server.wait_idle()
     with server.client() as client:
         lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith("vllm:spec_decode")]
-    drafts = sum(int(float(line.split()[-1])) for line in lines if "num_drafts" in line)
-    accepted = sum(int(float(line.split()[-1])) for line in lines
-                   if "num_accepted_tokens" in line and "per_pos" not in line)
-    assert (drafts, accepted) == (3, 6)
+    sums = dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens_per_pos", "num_accepted_tokens"), 0)
+    positions: dict[int, int] = {}
+    for line in lines:
+        name = next(name for name in sums if name in line)  # the first one that fits, in its order
+        value = int(float(line.split()[-1]))
+        sums[name] += value
+        if name == "num_accepted_tokens_per_pos":
+            positions[int(line.split('position="')[1].split('"')[0])] = value
+    assert sums == {"num_drafts": 3, "num_draft_tokens": 6, "num_accepted_tokens_per_pos": 6, "num_accepted_tokens": 6}
+    assert positions == {0: 3, 1: 3}
     assert not any("_created" in line for line in lines)
 
 

@@ -169,7 +169,11 @@ def _error_handlers() -> dict[Any, Any]:
 
     async def show_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
+        asked = f"{request.method} {request.url.path}"
+        texts = {404: f"there is no {asked} here; /openapi.json lists what there is",
+                 405: f"{asked} is not allowed, only {(error.headers or {}).get('Allow', 'other methods')}"}
+        return ApiError(error.status_code, texts.get(error.status_code, str(error.detail)),
+                        headers=error.headers).response()
 
     kinds = (ApiError, ValueError, QueueFullError, DrainingError, EngineDeadError, TimeoutError)
     return {**dict.fromkeys(kinds, show), HTTPException: show_http}

@@ -1,5 +1,6 @@
 """Errors as OpenAI shapes them: {"error": {"message", "type", "param", "code"}}. Never a traceback."""
 
+import re
 from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
@@ -21,8 +22,11 @@ class ApiError(Exception):
 
     def renamed(self, name: str) -> "ApiError":
         """The same about a field that the client knows by another name."""
-        old = self.param or ""
-        message = name + self.message[len(old):] if old and self.message.startswith(old) else self.message
+        old, message = self.param or "", self.message
+        if old and name != old and message.startswith(old):
+            rest = message[len(old):]
+            # structured_outputs.regex was sent as guided_regex: then there is no part of it to name.
+            message = name + (rest if name.endswith(old) else re.sub(r"^\.\w+", "", rest))
         return ApiError(self.status, message, param=name, code=self.code, headers=self.headers)
 
     def body(self) -> dict[str, object]:

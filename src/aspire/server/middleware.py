@@ -120,6 +120,10 @@ class Guard:
         if kind != b"application/json":  # also keeps web pages of other origins from posting without CORS
             raise ApiError(415, f"content type must be application/json, got {kind.decode('latin-1')!r}",
                            code="unsupported_media_type")
+        encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+        if encoding != b"identity":  # unpacking would get around the limit on a body's size
+            raise ApiError(415, f"content encoding must be identity, got {encoding.decode('latin-1')!r}",
+                           code="unsupported_media_type")
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length[:18]) > self._max_body:
             raise self._too_large()
