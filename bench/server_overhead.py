@@ -1,21 +1,33 @@
-"""What the HTTP server adds to an engine: time per request, and throughput lost at 64 streams.
+"""What the HTTP server adds to an engine: time of a request, and throughput at 64 streams.
 
-A scripted engine sleeps for its step, so whatever is slower than steps times step time is the server's doing. The
-client is a bare socket reader in this process; the server runs in its own. Prints one JSON line last.
+A scripted engine sleeps for its step, so whatever is slower than the engine alone is the server's doing. Measured:
+- added_ms_median: streamed requests of one engine step, one after the other on a kept connection, nothing else running.
+  From before the request is written until the end of its answer was read, client included; median, minus the median of
+  the same request put to the engine directly.
+- added_ms_median_busy: the same as the last of the streams, while the others run: both sides wait for the engine's
+  current step to end, and in both the request's step has all streams in it.
+- throughput_lost: share of the time that all streams together take longer than on the engine alone, from the first
+  request's writing (all arrive at once) to the last answer's end.
+Clients are bare socket readers: one in this process, the others in their own; the server runs in a third. Prints one
+JSON line last, with the machine's load before.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import queue
+import random
 import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
 TOKENS_PER_STEP = 3
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -26,7 +38,12 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--steps", type=int, default=600, help="engine steps of each stream")
     parser.add_argument("--requests", type=int, default=200, help="single requests, one after the other")
+    parser.add_argument("--background", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.background is not None:
+        asyncio.run(together(arguments.background, arguments))
+        return
+    load = os.getloadavg()[0]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -38,7 +55,7 @@ def main() -> None:
     finally:
         server.terminate()
         server.wait(10)
-    print(json.dumps(result))
+    print(json.dumps({"load_before": load, **result}))
 
 
 async def measure(port: int, arguments: argparse.Namespace) -> dict[str, float]:
@@ -47,21 +64,81 @@ async def measure(port: int, arguments: argparse.Namespace) -> dict[str, float]:
     single = [await request(port, TOKENS_PER_STEP, connection) for _ in range(arguments.requests)]
     alone = [engine_alone(arguments, streams=1, steps=1)[0] for _ in range(arguments.requests // 4)]
     added = statistics.median(single) - statistics.median(alone)
+    busy = await probe(port, arguments, connection)
+    added_busy = statistics.median(busy) - statistics.median(engine_busy(arguments, len(busy)))
     engine, engine_cpu = engine_alone(arguments, streams=arguments.streams, steps=arguments.steps)
     begun, cpu = time.perf_counter(), children_cpu()
-    await asyncio.gather(*(request(port, TOKENS_PER_STEP * arguments.steps) for _ in range(arguments.streams)))
+    await together(port, arguments)
     through = time.perf_counter() - begun
     chunks = arguments.streams * arguments.steps
     own_cpu = children_cpu() - cpu - engine_cpu
     return {"step_ms": 1e3 * arguments.step_seconds, "added_ms_median": 1e3 * added,
-            "engine_tokens_per_second": chunks * TOKENS_PER_STEP / engine,
+            "added_ms_median_busy": 1e3 * added_busy, "engine_tokens_per_second": chunks * TOKENS_PER_STEP / engine,
             "server_tokens_per_second": chunks * TOKENS_PER_STEP / through,
             "throughput_lost": 1 - engine / through, "server_cpu_us_per_chunk": 1e6 * own_cpu / chunks}
 
 
+async def together(port: int, arguments: argparse.Namespace) -> None:
+    await asyncio.gather(*(request(port, TOKENS_PER_STEP * arguments.steps) for _ in range(arguments.streams)))
+
+
+async def probe(port: int, arguments: argparse.Namespace, connection: Connection) -> list[float]:
+    """Single requests, at random moments of the steps, while all streams run."""
+    chance = random.Random(1)
+    background = subprocess.Popen([sys.executable, __file__, "--background", str(port), "--steps",
+                                   str(arguments.steps), "--streams", str(arguments.streams - 1)])
+    seconds = []
+    try:
+        await asyncio.sleep(1)  # until they run
+        for _ in range(arguments.requests):
+            await asyncio.sleep(arguments.step_seconds * chance.random())
+            seconds.append(await request(port, TOKENS_PER_STEP, connection))
+            if background.poll() is not None:
+                return seconds[:-1]
+    finally:
+        background.kill()
+        background.wait()
+    return seconds
+
+
+def engine_busy(arguments: argparse.Namespace, num_probes: int) -> list[float]:
+    """What `probe` would take if requests reached the engine by themselves."""
+    from aspire.request import SamplingParams
+    from aspire.testing.fake_engine import FakeEngine
+
+    engine, chance = FakeEngine(step_seconds=arguments.step_seconds), random.Random(1)
+    endless = SamplingParams(max_tokens=FakeEngine().max_model_len - 3, ignore_eos=True)
+    for i in range(arguments.streams - 1):
+        engine.add(str(i), [97, 98, 99], endless)
+    arriving: queue.SimpleQueue[str] = queue.SimpleQueue()
+    done: queue.SimpleQueue[str] = queue.SimpleQueue()
+    params = SamplingParams(max_tokens=TOKENS_PER_STEP, ignore_eos=True)
+
+    over = threading.Event()
+
+    def step() -> None:
+        while engine.has_unfinished and not over.is_set():
+            while not arriving.empty():
+                engine.add(arriving.get(), [97, 98, 99], params)
+            for output in engine.step():
+                if output.finished and output.request_id.startswith("probe"):
+                    done.put(output.request_id)
+    thread = threading.Thread(target=step)
+    thread.start()
+    seconds = []
+    for i in range(num_probes):
+        time.sleep(arguments.step_seconds * chance.random())
+        begun = time.perf_counter()
+        arriving.put(f"probe{i}")
+        done.get()
+        seconds.append(time.perf_counter() - begun)
+    over.set()
+    thread.join()
+    return seconds
+
+
 def engine_alone(arguments: argparse.Namespace, *, streams: int, steps: int) -> tuple[float, float]:
     """Seconds the engine takes for the same streams without any server, and its own CPU seconds."""
-    sys.path.insert(0, str(ROOT / "src"))
     from aspire.request import SamplingParams
     from aspire.testing.fake_engine import FakeEngine
 
