@@ -33,12 +33,20 @@ def test_totals_count_verified_drafts_only() -> None:
 
 def test_json_lines_round_trip(tmp_path: Path) -> None:
     """Planted fault: lists not turned back into tuples make the steps unequal."""
-    steps = [make_step(0), make_step(1, preempted=())]
+    steps = [make_step(0), make_step(1, preempted=()), make_step(2, offloaded=5, restored=3)]
     observer = JsonLines(tmp_path / "run.jsonl")
     for step in steps:
         observer.on_step(step)
     observer.close()
     assert read_stats(tmp_path / "run.jsonl") == steps
+
+
+def test_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """Planted fault: `offloaded` without a default."""
+    fields = json.loads(make_step().to_json())
+    del fields["offloaded"], fields["restored"]
+    (tmp_path / "old.jsonl").write_text(json.dumps(fields) + "\n")
+    assert read_stats(tmp_path / "old.jsonl") == [make_step()]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', "3"])

@@ -15,6 +15,7 @@ from aspire.loop import Done, OverlappedLoop, PlainLoop
 from aspire.outputs import RequestGroup
 from aspire.pricing import Pricing
 from aspire.request import Request, RequestOutput, SamplingParams
+from aspire.schedule.plan import Direction
 from aspire.schedule.scheduler import Scheduler
 from aspire.stats import Observer, StepStats, row_stats
 from aspire.text import OutputText, TokenDecoder
@@ -181,11 +182,13 @@ class Engine:
 
     def _observe(self, done: Done, begun: float, now: float) -> None:
         plan = done.plan
+        offloaded = sum(copy.direction is Direction.TO_HOST for copy in plan.copies)
         stats = StepStats(
             step=self._num_steps, time=begun - self._started, duration=now - begun,
             rows=row_stats(plan, done.verdicts), tokens=plan.num_tokens, kv_usage=self.scheduler.pool.usage,
             running=self.scheduler.num_running, waiting=self.scheduler.num_waiting, arrived=tuple(self._arrived),
             preempted=plan.preempted, finished=tuple(request.request_id for request in done.ended),
+            offloaded=offloaded, restored=len(plan.copies) - offloaded,
         )
         self._arrived.clear()
         for observer in self.observers:

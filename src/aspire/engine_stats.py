@@ -34,6 +34,10 @@ class EngineStats:
     num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     num_prefix_hits: int = 0  # of these, found
     num_preemptions: int = 0
+    num_offloaded: int = 0  # KV blocks copied to host memory
+    num_restored: int = 0  # KV blocks that came back from there
+    num_host_blocks: int = 0
+    num_host_blocks_used: int = 0
     num_drafts: int = 0  # verifications that had drafts to check
     num_draft_tokens: int = 0  # drafts that reached a verdict
     num_accepted_tokens: int = 0

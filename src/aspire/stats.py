@@ -35,7 +35,8 @@ class StepStats:
     """What a step did. Times are seconds: `time` of the step's start since the engine's, `duration` of the step.
 
     tokens: input tokens of all rows. kv_usage: share of KV blocks in use after the step, in [0, 1].
-    running, waiting: numbers of requests after the step. The tuples name the requests that changed in this step.
+    running, waiting: numbers of requests after the step. offloaded, restored: blocks copied to host memory and back
+    from there. The tuples name the requests that changed in this step.
     """
 
     step: int
@@ -49,6 +50,8 @@ class StepStats:
     arrived: tuple[str, ...] = ()
     preempted: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
+    offloaded: int = 0
+    restored: int = 0
 
     @property
     def num_emitted(self) -> int:

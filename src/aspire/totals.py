@@ -19,6 +19,8 @@ class Totals:
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self.num_offloaded = 0
+        self.num_restored = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self._accepted_per_position: list[int] = []
@@ -34,6 +36,8 @@ class Totals:
         self._last = stats
         self.num_steps += 1
         self.num_preemptions += len(stats.preempted)
+        self.num_offloaded += stats.offloaded
+        self.num_restored += stats.restored
         for row in stats.rows:
             self.num_output_tokens += row.num_emitted
             if row.kind == "prefill":
@@ -49,13 +53,15 @@ class Totals:
         kinds = {row.request_id: row.kind for row in rows}
         running = [_view(request, kinds.get(request.request_id, "waiting")) for request in scheduler.running]
         waiting = [_view(request, "waiting") for request in scheduler.waiting]
-        pool = scheduler.pool
+        pool, host = scheduler.pool, scheduler.offload.host if scheduler.offload else None
         return EngineStats(
             num_running=scheduler.num_running, num_waiting=scheduler.num_waiting, num_blocks=pool.num_blocks,
             num_blocks_used=pool.num_blocks - pool.num_free, num_steps=self.num_steps,
             num_prompt_tokens=self.num_prompt_tokens, num_output_tokens=self.num_output_tokens,
             num_prefix_queries=self.num_prefix_queries, num_prefix_hits=self.num_prefix_hits,
-            num_preemptions=self.num_preemptions, num_drafts=self.num_drafts, num_draft_tokens=self.num_draft_tokens,
+            num_preemptions=self.num_preemptions, num_offloaded=self.num_offloaded, num_restored=self.num_restored,
+            num_host_blocks=host.num_blocks if host else 0, num_host_blocks_used=host.num_used if host else 0,
+            num_drafts=self.num_drafts, num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens, accepted_per_position=tuple(self._accepted_per_position),
             draft_lengths=tuple(self._draft_lengths), num_verifying=sum(row.kind == "verify" for row in rows),
             num_drafting=sum(row.kind == "draft" for row in rows),

@@ -8,6 +8,8 @@ import pytest
 
 from aspire.request import Request, SamplingParams, StopChecker
 from aspire.schedule.blocks import BlockPool
+from aspire.schedule.host import HostPool
+from aspire.schedule.offload import Offload
 from aspire.schedule.scheduler import Scheduler, SchedulerConfig
 from aspire.speculation.acceptance import SurvivalEstimator
 from aspire.speculation.cadence import Cadence
@@ -78,15 +80,17 @@ def make_setup() -> MakeSetup:
 def build_setup(cadence: Cadence, *, num_blocks: int = 64, block_size: int = 4, max_num_seqs: int = 4,
                 budget: int = 64, lag: int = 0,
                 accepted: Mapping[str, int] | Callable[[str, int, int], int] | None = None,
-                sparse_emits: bool = False, prefix_caching: bool = True) -> Setup:
-    """accepted: drafts a verification accepts, by request; all by default."""
+                sparse_emits: bool = False, prefix_caching: bool = True, host_blocks: int = 0,
+                copies_per_step: int = 8) -> Setup:
+    """accepted: drafts a verification accepts, by request; all by default. host_blocks: 0 offloads nothing."""
     lookahead = (cadence.draft_limit + 1) * (1 + lag)
     config = SchedulerConfig(max_num_seqs, budget, 4096, block_size, lookahead, sparse_emits)
     cost = CostModel(base=1e-4, weights=1e-3, per_token=1e-5, per_byte=1e-12,
                      kv=kv_shape(per_layer_lists(4), SelectionConfig(), 256))
     acceptance = RecordingEstimator()
     pool = BlockPool(num_blocks, block_size, prefix_caching)
-    scheduler = Scheduler(config, pool, cadence, acceptance=acceptance, cost=cost)
+    offload = Offload(HostPool(host_blocks), copies_per_step) if host_blocks else None
+    scheduler = Scheduler(config, pool, cadence, acceptance=acceptance, cost=cost, offload=offload)
 
     def accept(name: str, position: int, num_drafted: int) -> int:
         if callable(accepted):

@@ -103,21 +103,47 @@ class Traffic:
 
 
 def run_random_schedule(make_setup: MakeSetup, seed: int) -> Traffic:
+    return run_traffic(make_setup, *random_case(seed))
+
+
+def run_traffic(make_setup: MakeSetup, random: Random, seed: int, options: dict[str, Any], count: int,
+                max_output: int) -> Traffic:
+    setup = make_setup(**options, accepted=accept_at_random(seed))
+    traffic = Traffic(setup, random, count, max_output)
+    finished: list[Request] = []
+    while traffic.todo:
+        traffic.add_one()
+        finished += drive(setup.scheduler, setup.device, lag=options["lag"], after=traffic.after)
+    traffic.check_outcome(finished)
+    return traffic
+
+
+Case = tuple[Random, int, dict[str, Any], int, int]
+
+
+def random_case(seed: int) -> Case:
     random = Random(seed)
     cadence, lag = make_cadence(random), random.choice([0, 1])
     block_size, max_output = random.choice([1, 2, 16]), random.choice([3, 12, 40])
     fits = -(-(36 + max_output) // block_size)  # one request of the largest size
-    setup = make_setup(
-        cadence, num_blocks=fits + random.choice([0, 1, fits // 2, 4 * fits]), block_size=block_size,
-        max_num_seqs=random.randint(2, 6), budget=random.choice([1, 2, 3, 7, 20, 500]), lag=lag,
-        accepted=accept_at_random(seed), prefix_caching=random.random() < 0.8)
-    traffic = Traffic(setup, random, random.randint(1, 8), max_output)
-    finished: list[Request] = []
-    while traffic.todo:
-        traffic.add_one()
-        finished += drive(setup.scheduler, setup.device, lag=lag, after=traffic.after)
-    traffic.check_outcome(finished)
-    return traffic
+    options = {
+        "cadence": cadence, "num_blocks": fits + random.choice([0, 1, fits // 2, 4 * fits]), "block_size": block_size,
+        "max_num_seqs": random.randint(2, 6), "budget": random.choice([1, 2, 3, 7, 20, 500]), "lag": lag,
+        "prefix_caching": random.random() < 0.8}
+    return random, seed, options, random.randint(1, 8), max_output
+
+
+def crowded_case(seed: int) -> Case:
+    """Many long requests for a small pool, and host memory of any size."""
+    random = Random(seed)
+    block_size = random.choice([1, 2, 4])
+    fits = -(-76 // block_size)
+    options = {
+        "cadence": make_cadence(random), "num_blocks": fits + random.choice([0, 1, fits // 2, fits]),
+        "block_size": block_size, "max_num_seqs": random.randint(3, 6), "budget": random.choice([2, 7, 20, 500]),
+        "lag": random.choice([0, 1]), "host_blocks": random.choice([1, fits // 2, 2 * fits, 20 * fits]),
+        "copies_per_step": random.choice([1, 5, 99])}
+    return random, seed, options, random.randint(6, 12), 40
 
 
 @settings(max_examples=120, deadline=None)
@@ -126,6 +152,13 @@ def test_any_schedule_gives_plain_decodings_tokens(make_setup: MakeSetup, seed: 
     """Planted faults, each caught here: draft KV registered in the prefix cache; num_computed kept over a preemption;
     block updates of a victim sent on; the reserve one token short; a follower's match beyond the computed prompt."""
     run_random_schedule(make_setup, seed)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_any_schedule_with_host_memory(make_setup: MakeSetup, seed: int) -> None:
+    """The device moves contents as the plans say, and fails at the row that reads a wrong cell."""
+    run_traffic(make_setup, *crowded_case(seed))
 
 
 def test_the_hard_cases_occur(make_setup: MakeSetup) -> None:
@@ -137,6 +170,13 @@ def test_the_hard_cases_occur(make_setup: MakeSetup) -> None:
     assert sum(c.num_wasted > 0 for c in counters) >= 10
     assert sum(len(run.aborted) for run in runs) >= 10
     assert sum(request.leader is not None for run in runs for request in run.requests) >= 10
+
+
+def test_the_hard_cases_of_host_memory_occur(make_setup: MakeSetup) -> None:
+    runs = [run_traffic(make_setup, *crowded_case(seed)) for seed in range(40)]
+    assert sum(run.setup.device.num_restored > 0 for run in runs) >= 20
+    assert sum(request.counters.num_preempted for run in runs for request in run.requests) >= 40
+    assert sum(len(run.aborted) for run in runs) >= 10
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -4,12 +4,14 @@ import json
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aspire.async_engine import EngineStats
 from aspire.testing.fake_engine import FakeEngine
 
 from .conftest import LiveServer, Serve
@@ -153,6 +155,22 @@ def test_metrics(serve: Serve) -> None:
     assert values["aspire:http_responses_total[('route', '/v1/completions'), ('status', '200')]"] == 2
     assert values["aspire:http_responses_total[('route', '/v1/completions'), ('status', '400')]"] == 1
     assert values["vllm:kv_cache_usage_perc"] == 0
+
+
+def test_metrics_of_host_memory(serve: Serve) -> None:
+    """Planted fault: blocks that came back counted under the name of those that left."""
+
+    class Offloading(FakeEngine):
+        def stats(self) -> EngineStats:
+            return replace(super().stats(), num_offloaded=7, num_restored=4, num_host_blocks=20, num_host_blocks_used=6)
+
+    server = serve(Offloading())
+    with server.client() as client:
+        client.post("/v1/completions", json={"prompt": "abc"})
+    server.wait_idle()
+    values = scrape(server)
+    names = ("blocks_offloaded_total", "blocks_restored_total", "blocks", "blocks_used")
+    assert [values[f"aspire:kv_offload_{name}"] for name in names] == [7, 4, 20, 6]
 
 
 def test_metrics_as_the_vllm_benchmark_reads_them(serve: Serve) -> None:

@@ -1,6 +1,7 @@
 """Stand-ins for real text: prompts taken as computed, drafts accepted by a coin."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,10 +20,10 @@ STRIDE = 7919  # between the coins of neighbouring seeds
 class PretendCached(BlockPool):
     """A pool that takes every prompt but its last token as computed."""
 
-    def allocate(self, request_id: str, token_ids: Sequence[int], num_tokens: int,
-                 salt: bytes = b"") -> Allocation | None:
-        allocation = super().allocate(request_id, token_ids, num_tokens, salt)
-        return None if allocation is None else Allocation(allocation.blocks, max(0, len(token_ids) - 1))
+    def allocate(self, request_id: str, token_ids: Sequence[int], num_tokens: int, salt: bytes = b"",
+                 elsewhere: Container[bytes] = ()) -> Allocation | None:
+        allocation = super().allocate(request_id, token_ids, num_tokens, salt, elsewhere)
+        return None if allocation is None else replace(allocation, num_cached_tokens=max(0, len(token_ids) - 1))
 
 
 class ReplayJudge:

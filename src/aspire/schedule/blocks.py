@@ -9,7 +9,7 @@ Knows nothing of requests beyond their ids and token ids, and nothing of tensors
 
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -21,17 +21,23 @@ def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The blocks of a new table, in order; KV of the first `num_cached_tokens` tokens is there already."""
+    """The blocks of a new table, in order; KV of the first `num_cached_tokens` tokens is there already, but for the
+    blocks in `missing`, whose contents by these keys the caller has to bring."""
 
     blocks: tuple[int, ...]
     num_cached_tokens: int
+    missing: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(slots=True)
 class _Table:
+    root: bytes  # parent of the first block's hash
     blocks: list[int] = field(default_factory=list)
-    num_hashed: int = 0  # leading blocks whose tokens are computed and hashed
-    tail: bytes = b""  # hash of the last of them
+    keys: list[bytes] = field(default_factory=list)  # hashes of the leading blocks, whose tokens are computed
+
+    @property
+    def tail(self) -> bytes:
+        return self.keys[-1] if self.keys else self.root
 
 
 class BlockPool:
@@ -77,28 +83,39 @@ class BlockPool:
     def match(self, token_ids: Sequence[int], salt: bytes = b"") -> tuple[int, ...]:
         """Blocks that hold the longest known prefix of `token_ids`, never all of it: the last token is always
         recomputed. Changes nothing; hashes no further than the first miss."""
-        return tuple(self._walk(token_ids, salt).blocks)
+        return tuple(block for block in self._walk(token_ids, salt, ())[1] if block is not None)
 
-    def allocate(self, request_id: str, token_ids: Sequence[int], num_tokens: int,
-                 salt: bytes = b"") -> Allocation | None:
+    def allocate(self, request_id: str, token_ids: Sequence[int], num_tokens: int, salt: bytes = b"",
+                 elsewhere: Container[bytes] = ()) -> Allocation | None:
         """Give a new request a table of `blocks_for(num_tokens)` blocks, sharing the cached prefix of `token_ids`.
 
-        None when there are not enough blocks. `salt` separates prefixes that must not be shared.
+        None when there are not enough blocks. `salt` separates prefixes that must not be shared. elsewhere: keys whose
+        contents the caller can bring; they prolong the prefix and are findable from now on.
         """
         assert request_id not in self._tables, f"{request_id!r} holds blocks already"
         assert num_tokens >= len(token_ids), "the table must cover the tokens it is asked for"
-        table = self._walk(token_ids, salt)
-        num_new = self.blocks_for(num_tokens) - len(table.blocks)
-        num_revived = sum(self._refs[block] == 0 for block in table.blocks)
+        keys, found = self._walk(token_ids, salt, elsewhere)
+        shared = [block for block in found if block is not None]
+        num_new = self.blocks_for(num_tokens) - len(shared)
+        num_revived = sum(self._refs[block] == 0 for block in shared)
         if num_new > self.num_free - num_revived:
             return None
-        for block in table.blocks:
+        for block in shared:
             self._cached.pop(block, None)
             self._refs[block] += 1
-        num_cached_tokens = len(table.blocks) * self.block_size
-        table.blocks += self._take(num_new)
-        self._tables[request_id] = table
-        return Allocation(tuple(table.blocks), num_cached_tokens)
+        new = iter(self._take(num_new))
+        blocks = [next(new) if block is None else block for block in found]
+        missing = tuple((block, key) for block, key, old in zip(blocks, keys, found, strict=True) if old is None)
+        for block, key in missing:
+            self._name(block, key)
+        blocks += new
+        self._tables[request_id] = _Table(hash_block(salt, ()), blocks, keys)
+        return Allocation(tuple(blocks), len(keys) * self.block_size, missing)
+
+    def contents(self, request_id: str) -> list[tuple[int, bytes]]:
+        """The request's computed blocks, in order, with their keys."""
+        table = self._tables[request_id]
+        return list(zip(table.blocks, table.keys, strict=False))  # the rest of the blocks has no key
 
     def grow(self, request_id: str, num_tokens: int) -> tuple[int, ...] | None:
         """Extend the table to cover `num_tokens`; the new blocks, () when it does already, None when refused."""
@@ -114,7 +131,7 @@ class BlockPool:
         """Give back the blocks beyond `num_tokens`; registered blocks may not be cut off."""
         table = self._tables[request_id]
         keep = self.blocks_for(num_tokens)
-        assert keep >= table.num_hashed, f"{request_id!r}: cut at {num_tokens} tokens loses registered blocks"
+        assert keep >= len(table.keys), f"{request_id!r}: cut at {num_tokens} tokens loses registered blocks"
         cut = table.blocks[keep:]
         del table.blocks[keep:]
         self._drop(cut)
@@ -131,7 +148,7 @@ class BlockPool:
         """
         table = self._tables[request_id]
         size = self.block_size
-        first, last = table.num_hashed, num_computed // size
+        first, last = len(table.keys), num_computed // size
         if not self.enable_prefix_caching or last <= first:
             return
         assert last <= len(table.blocks), f"{request_id!r}: {num_computed} tokens computed outside of its blocks"
@@ -139,12 +156,9 @@ class BlockPool:
         assert len(token_ids) == (last - first) * size, f"{request_id!r}: computed beyond its known tokens"
         for index in range(first, last):
             offset = (index - first) * size
-            table.tail = hash_block(table.tail, token_ids[offset:offset + size])
-            block = table.blocks[index]
+            table.keys.append(hash_block(table.tail, token_ids[offset:offset + size]))
             if table.tail not in self._block_of:  # a twin computed at the same time stays private
-                self._block_of[table.tail] = block
-                self._hash_of[block] = table.tail
-        table.num_hashed = last
+                self._name(table.blocks[index], table.tail)
 
     def check(self) -> None:
         """Prove the books: every block in exactly one state, references equal to table entries, hashes one to one.
@@ -152,7 +166,7 @@ class BlockPool:
         held = Counter(block for table in self._tables.values() for block in table.blocks)
         for request_id, table in self._tables.items():
             assert len(set(table.blocks)) == len(table.blocks), f"{request_id!r} holds a block twice"
-            own = table.blocks[table.num_hashed:]
+            own = table.blocks[len(table.keys):]
             shared = [block for block in own if held[block] > 1]
             assert not shared, f"{request_id!r} shares blocks {shared} that are still being written"
         assert len(set(self._blank)) == len(self._blank), "a block is blank twice"
@@ -164,20 +178,26 @@ class BlockPool:
         assert not any(block in self._hash_of for block in self._blank), "a blank block with a hash"
         assert {self._block_of[key]: key for key in self._block_of} == self._hash_of, "hash tables disagree"
 
-    def _walk(self, token_ids: Sequence[int], salt: bytes) -> _Table:
-        table = _Table(tail=hash_block(salt, ()))
+    def _walk(self, token_ids: Sequence[int], salt: bytes,
+              elsewhere: Container[bytes]) -> tuple[list[bytes], list[int | None]]:
+        """Keys of the longest prefix whose blocks are here or elsewhere, and the blocks of those that are here."""
+        keys: list[bytes] = []
+        blocks: list[int | None] = []
         if not self.enable_prefix_caching:
-            return table
-        size = self.block_size
+            return keys, blocks
+        size, key = self.block_size, hash_block(salt, ())
         for start in range(0, (len(token_ids) - 1) // size * size, size):
-            key = hash_block(table.tail, token_ids[start:start + size])
+            key = hash_block(key, token_ids[start:start + size])
             block = self._block_of.get(key)
-            if block is None:
+            if block is None and key not in elsewhere:
                 break
-            table.blocks.append(block)
-            table.tail = key
-        table.num_hashed = len(table.blocks)
-        return table
+            keys.append(key)
+            blocks.append(block)
+        return keys, blocks
+
+    def _name(self, block: int, key: bytes) -> None:
+        self._block_of[key] = block
+        self._hash_of[block] = key
 
     def _take(self, count: int) -> list[int]:
         taken = []

@@ -12,9 +12,11 @@ class Entry:
     read, and the same in a whole plan.
     `has_full_row` turns true when a full row that reaches the end of the known tokens is planned: from then on the
     request decodes. `pending`: the most tokens that rows in flight may still emit (their verdicts are not committed).
+    `awaits`: the last copy that its blocks wait for (offload.py).
     """
 
     __slots__ = (
+        "awaits",
         "capacity",
         "draft_margin",
         "has_free_drafts",
@@ -39,6 +41,7 @@ class Entry:
         self.known = 0
         self.reserved = 0  # tokens its blocks were last sized for: known and the lookahead
         self.capacity = 0  # tokens its blocks hold
+        self.awaits = 0
         self.draft_margin: float | None = None
         self.has_free_drafts = False  # drafts no row has run: their KV is missing, so a verification comes next
         self.refused_at = -1  # free blocks at the last refused admission: no use to try again with as few
@@ -75,7 +78,7 @@ class Entry:
         request.counters.num_wasted += request.num_drafted
         request.num_computed = request.num_drafted = 0
         self.has_full_row = self.has_free_drafts = False
-        self.known = self.reserved = self.capacity = 0
+        self.known = self.reserved = self.capacity = self.awaits = 0
         self.draft_margin = None
         self.refused_at = -1
         if not request.output_token_ids:

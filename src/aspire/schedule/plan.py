@@ -58,15 +58,32 @@ class BlockUpdate:
     blocks: tuple[int, ...]
 
 
+class Direction(Enum):
+    """Which way a block's content goes."""
+
+    TO_HOST = "to_host"
+    TO_DEVICE = "to_device"
+
+
+class BlockCopy(NamedTuple):
+    """The content of a block goes to a block of host memory, or comes back from there."""
+
+    block: int
+    host_block: int
+    direction: Direction
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The decision of one step. `rows` is ordered: decoding rows first, then prefill chunks."""
+    """The decision of one step. `rows` is ordered: decoding rows first, then prefill chunks. `copies` take effect in
+    their order, after all earlier steps and before this one's rows."""
 
     step: int
     rows: tuple[Row, ...]
     admissions: tuple[Admission, ...] = ()
     block_updates: tuple[BlockUpdate, ...] = ()
     preempted: tuple[str, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -10,7 +10,8 @@ from operator import attrgetter
 
 from aspire.schedule.blocks import BlockPool
 from aspire.schedule.entry import Entry
-from aspire.schedule.plan import Admission, BlockUpdate
+from aspire.schedule.offload import Offload
+from aspire.schedule.plan import Admission, BlockCopy, BlockUpdate
 
 _by_order = attrgetter("order")
 
@@ -19,11 +20,13 @@ class Residency:
     """`waiting` is sorted by order (priority, then arrival), `running` is in order of admission.
 
     A running request holds blocks for min(num_known + lookahead, max_total) tokens as of the last grow() or admit();
-    a waiting one holds nothing.
+    a waiting one holds nothing, but may have a claim in host memory. offload: None recomputes what was preempted.
     """
 
-    def __init__(self, pool: BlockPool, num_slots: int, lookahead: int, clock: Callable[[], float]) -> None:
+    def __init__(self, pool: BlockPool, num_slots: int, lookahead: int, *, offload: Offload | None,
+                 clock: Callable[[], float]) -> None:
         self.pool = pool
+        self.offload = offload
         self.waiting: list[Entry] = []
         self.running: list[Entry] = []
         self._num_slots = num_slots
@@ -40,6 +43,8 @@ class Residency:
         When blocks run out, the last in order steps back, be it the one that grows: an older request never pays for
         a younger one, so the oldest always gets on.
         """
+        if self.offload is not None:
+            self.offload.begin_step()
         updates: list[BlockUpdate] = []
         preempted: list[str] = []
         for entry in tuple(self.running):
@@ -89,14 +94,29 @@ class Residency:
 
     def remove(self, entry: Entry) -> None:
         """Forget a request, running or waiting; what it held is free again."""
+        name = entry.request.request_id
         if entry.request.slot is None:
             self.waiting.remove(entry)
-        else:
-            self._unseat(entry)
+            if self.offload is not None:
+                self.offload.host.disclaim(name)
+            return
+        if self.offload is not None:
+            self.offload.keep(self.pool.contents(name))
+        self._unseat(entry)
+
+    def is_there(self, entry: Entry) -> bool:
+        """Whether the copies that a running request's blocks wait for are taken to be through."""
+        return self.offload is None or self.offload.is_through(entry.awaits)
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """This plan's copies to and from host memory."""
+        return () if self.offload is None else self.offload.take_copies()
 
     def check(self) -> None:
         """AssertionError unless reserves are exact, waiting requests own nothing and slots are one to one."""
         self.pool.check()
+        if self.offload is not None:
+            self.offload.check([entry.request.request_id for entry in self.waiting])
         for entry in self.running:
             request, held = entry.request, self.pool.num_held(entry.request.request_id)
             assert held == self.pool.blocks_for(entry.reserved), f"{request.request_id!r}: {held} blocks held"
@@ -132,10 +152,15 @@ class Residency:
         # Prompt logprobs need the logits of every prompt token, so nothing may come from the cache.
         uses_cache = request.params.prompt_logprobs is None or bool(request.output_token_ids)
         token_ids = entry.tokens(0, known) if uses_cache else ()
-        allocation = self.pool.allocate(request.request_id, token_ids, self._target(entry, known))
+        offload = self.offload
+        allocation = self.pool.allocate(request.request_id, token_ids, self._target(entry, known),
+                                        elsewhere=() if offload is None else offload.host)
         if allocation is None:
             entry.refused_at = self.pool.num_free
             return None
+        if offload is not None:
+            offload.restore(request.request_id, allocation.missing)
+            entry.awaits = offload.last_copy(allocation.blocks)
         entry.known, entry.reserved = known, self._target(entry, known)
         entry.capacity = len(allocation.blocks) * self.pool.block_size
         request.slot = entry.slot = heapq.heappop(self._free_slots)
@@ -146,7 +171,11 @@ class Residency:
         return BlockUpdate(entry.slot, 0, allocation.blocks)
 
     def _preempt(self, entry: Entry) -> None:
-        """Recompute later: the tokens stay, everything else is given back. Its order puts it before later arrivals."""
+        """Go on later: the tokens stay, everything else is given back, its KV for the host to keep or to be recomputed.
+        Its order puts it before later arrivals."""
+        name = entry.request.request_id
+        if self.offload is not None:
+            self.offload.save(name, self.pool.contents(name))
         self._unseat(entry)
         entry.reset()
         entry.request.counters.num_preempted += 1

@@ -14,6 +14,7 @@ from aspire.request import FinishReason, Request
 from aspire.schedule.blocks import BlockPool
 from aspire.schedule.commit import append_prompt_logprobs, append_tokens, check_verdict, count_verification, max_emitted
 from aspire.schedule.entry import Entry
+from aspire.schedule.offload import Offload
 from aspire.schedule.plan import Admission, Row, RowKind, StepPlan, Verdict
 from aspire.schedule.residency import Residency
 from aspire.speculation.acceptance import AcceptanceEstimator
@@ -50,7 +51,8 @@ class Scheduler:
     before (overlapped loop); verdicts of requests that ended or were preempted meanwhile are handled."""
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool, cadence: Cadence, *, acceptance: AcceptanceEstimator,
-                 cost: CostModel, clock: Callable[[], float] = time.monotonic) -> None:
+                 cost: CostModel, offload: Offload | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         assert pool.block_size == config.block_size, "scheduler and pool disagree on the block size"
         assert config.lookahead > cadence.draft_limit, "the reserve must hold one whole round"
         self.config = config
@@ -58,17 +60,15 @@ class Scheduler:
         self.cadence = cadence
         self.acceptance = acceptance
         self.cost = cost
+        self.offload = offload
         self._clock = clock
         # A verification takes one token more than it has drafts, and is never split.
         self._draft_limit = min(cadence.draft_limit, config.max_num_batched_tokens - 1)
         self._entries: dict[str, Entry] = {}
-        self._residency = Residency(pool, config.max_num_seqs, config.lookahead, clock)
+        self._residency = Residency(pool, config.max_num_seqs, config.lookahead, offload=offload, clock=clock)
         self._in_flight: deque[tuple[StepPlan, list[Entry]]] = deque()
-        self._arrivals = 0
-        self._turns = 0
-        self._step = 0
-        self._was_empty = False
-        self._prefill_starved = False
+        self._arrivals = self._turns = self._step = 0
+        self._was_empty = self._prefill_starved = False
 
     @property
     def has_unfinished(self) -> bool:
@@ -113,14 +113,15 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Decide the next step. AssertionError when a second plan in a row is empty although there is work."""
         assert len(self._in_flight) <= 1, "two steps in flight: commit first"
-        budget = self.config.max_num_batched_tokens
-        updates, preempted = self._residency.grow()
+        budget, seats = self.config.max_num_batched_tokens, self._residency
+        updates, preempted = seats.grow()
         admissions: list[Admission] = []
         if not preempted:  # who was just preempted may have tokens in flight, and the pool is full anyway
-            admissions, tables = self._residency.admit(budget, self._entries)
+            admissions, tables = seats.admit(budget, self._entries)
             updates += tables
-        prefilling = [entry for entry in self._residency.running if not entry.has_full_row]
-        decoding = [entry for entry in self._residency.running if entry.has_full_row and not entry.surely_ends]
+        beginning = [entry for entry in seats.running if not entry.has_full_row]
+        prefilling = [entry for entry in beginning if seats.is_there(entry)]
+        decoding = [entry for entry in seats.running if entry.has_full_row and not entry.surely_ends]
         if self._prefill_starved:  # decoding took the whole budget last time: prefill goes first, with half of it
             prefill = self._plan_prefill(prefilling, (budget + 1) // 2)
             num_prefill = sum(row.num_tokens for row in prefill)
@@ -132,7 +133,9 @@ class Scheduler:
             prefill = self._plan_prefill(prefilling, num_left)
         self._prefill_starved = bool(prefilling) and not prefill
         rows += prefill
-        plan = StepPlan(self._step, tuple(rows), tuple(admissions), tuple(updates), preempted)
+        if not rows:  # who waits for copies does so lest the others wait with it; alone it need not
+            rows = self._plan_prefill(beginning, budget)
+        plan = StepPlan(self._step, tuple(rows), tuple(admissions), tuple(updates), preempted, seats.take_copies())
         self._step += 1
         assert rows or not (self._was_empty and self._entries), "two empty plans in a row with unfinished work"
         self._was_empty = not rows
@@ -173,8 +176,7 @@ class Scheduler:
     def check(self) -> None:
         """Prove the books. AssertionError with the culprit otherwise; for tests and idle time."""
         self._residency.check()
-        requests = (*self.running, *self.waiting)
-        names = sorted(request.request_id for request in requests)
+        names = sorted(request.request_id for request in (*self.running, *self.waiting))
         assert names == sorted(self._entries), f"unfinished are {sorted(self._entries)}, kept are {names}"
         assert self._entries or self.pool.num_free == self.pool.num_blocks, "idle, but blocks are held"
 
@@ -207,6 +209,8 @@ class Scheduler:
             entry.turn = self._next_turn()
             entry.pending += max_emitted(row)
             request.num_computed = stop
+            # Findable from now on: whoever reads these blocks does so in a later step.
+            self.pool.register(request.request_id, stop, entry.tokens)
             budget -= stop - start
             rows.append(row)
         return rows
@@ -275,11 +279,10 @@ class Scheduler:
             return
         if row.tokens:
             append_prompt_logprobs(request, verdict)
-        else:
-            request.num_computed += num_kept
+            return
+        request.num_computed += num_kept
         if is_full:  # what sparse rows wrote may not be shared
-            num_trusted = row.start + row.num_tokens if row.tokens else request.num_computed
-            self.pool.register(request.request_id, num_trusted, entry.tokens)
+            self.pool.register(request.request_id, request.num_computed, entry.tokens)
         elif not row.emits:
             self.acceptance.note_draft(request.request_id, row.num_drafted + 1, verdict.draft_margin)
             if request.num_drafted:  # no verification was planned since

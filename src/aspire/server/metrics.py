@@ -16,7 +16,7 @@ from aspire.async_engine import AsyncLLM, EngineStats, Histogram, Latency
 LABELS = ("model_name", "engine")
 
 COUNTERS = (
-    ("vllm:num_preemptions", "Preemptions by recompute.", "num_preemptions"),
+    ("vllm:num_preemptions", "Preemptions.", "num_preemptions"),
     ("vllm:prompt_tokens", "Prompt tokens processed.", "num_prompt_tokens"),
     ("vllm:generation_tokens", "Output tokens.", "num_output_tokens"),
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "num_prefix_queries"),
@@ -25,12 +25,16 @@ COUNTERS = (
     ("vllm:spec_decode_num_draft_tokens", "Drafts that reached a verdict.", "num_draft_tokens"),
     ("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.", "num_accepted_tokens"),
     ("aspire:steps", "Engine steps.", "num_steps"),
+    ("aspire:kv_offload_blocks_offloaded", "KV blocks copied to host memory.", "num_offloaded"),
+    ("aspire:kv_offload_blocks_restored", "KV blocks copied back from host memory.", "num_restored"),
 )
 GAUGES = (
     ("vllm:num_requests_running", "Requests in the batch.", "num_running"),
     ("vllm:num_requests_waiting", "Requests in the queue.", "num_waiting"),
     ("vllm:kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1.", "kv_usage"),
     ("aspire:kv_blocks_used", "KV blocks held by requests.", "num_blocks_used"),
+    ("aspire:kv_offload_blocks", "Blocks of host memory for KV.", "num_host_blocks"),
+    ("aspire:kv_offload_blocks_used", "Of these, in use.", "num_host_blocks_used"),
     ("aspire:verifications_in_flight", "Verification rows in the last step.", "num_verifying"),
     ("aspire:drafts_in_flight", "Sparse rows in the last step.", "num_drafting"),
     ("aspire:step_seconds", "Duration of the last step.", "step_seconds"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from aspire.request import Request
-from aspire.schedule.plan import Row, RowKind, StepPlan, Verdict
+from aspire.schedule.plan import BlockCopy, Direction, Row, RowKind, StepPlan, Verdict
 from aspire.schedule.scheduler import Scheduler
 from aspire.speculation.cadence import Decision, Drafting, Outlook
 
@@ -65,7 +65,8 @@ class ScriptedDevice:
 
     token(request_id, position): the token at that position, prompt included: the plan's prefill inputs must equal it.
     accepted(request_id, position, num_drafted): how many drafts a verification starting there accepts; it is cut to
-    [0, num_drafted]. `num_drafts_made` and `rows_run` count for the tests.
+    [0, num_drafted]. `num_drafts_made`,
+    `num_restored` (blocks) and `rows_run` count for the tests.
     """
 
     def __init__(self, block_size: int, token: Callable[[str, int], int],
@@ -75,7 +76,9 @@ class ScriptedDevice:
         self._accepted = accepted
         self._slots: dict[int, _Slot] = {}
         self._memory: dict[int, tuple[object, bool]] = {}  # cell -> (prefix it holds, written by full attention)
+        self._host: dict[int, list[tuple[object, bool] | None]] = {}  # host block -> what its cells hold
         self._prefixes: dict[str, list[int]] = {}
+        self.num_restored = 0
         self.num_drafts_made = 0
         self.rows_run = 0
 
@@ -88,8 +91,22 @@ class ScriptedDevice:
             table = self._slots[update.slot].table
             assert update.first == len(table), f"slot {update.slot}: blocks from {update.first}, it has {len(table)}"
             table.extend(update.blocks)
+        for copy in plan.copies:
+            self._copy(copy)
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows of one slot"
         return tuple(self._run_row(row) for row in plan.rows)
+
+    def _copy(self, copy: BlockCopy) -> None:
+        first = copy.block * self._block_size
+        cells = range(first, first + self._block_size)
+        if copy.direction is Direction.TO_HOST:
+            self._host[copy.host_block] = [self._memory.get(cell) for cell in cells]
+        else:
+            self.num_restored += 1
+            for cell, content in zip(cells, self._host[copy.host_block], strict=True):
+                assert content is not None, f"host block {copy.host_block} holds nothing"
+                assert content[1], f"host block {copy.host_block} holds {content}, no full row wrote that"
+                self._memory[cell] = content
 
     def _run_row(self, row: Row) -> Verdict:
         slot = self._slots[row.slot]
