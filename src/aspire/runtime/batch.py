@@ -1,23 +1,32 @@
-"""From a StepPlan to the tensors of a step: host lists, one packed copy, views on the device.
+"""From a StepPlan to the tensors of a step: arrays on the host, one packed copy, views on the device.
 
 Letters: T tokens, R rows, N picks (token positions whose logits are needed), K draft limit, Q scoring queries a row,
 V scoring full rows, D scoring sparse rows, U block-table entries that change. Padding (for captured graphs) repeats
 the scratch slot: padded tokens have row -1, padded rows no tokens, padded picks point at token 0.
+
+Hot file: a step's rows become columns once; whatever follows is per batch, not per row or token.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aspire.attention.rows import HostRow
-from aspire.schedule.plan import Row, RowKind, StepPlan
+from aspire.runtime.staging import Staging
+from aspire.schedule.plan import BlockUpdate, Row, RowKind, StepPlan
 from aspire.speculation.layers import renews
 
-Lists = dict[str, list[int]]  # by field of StepInputs
+Array = NDArray[np.int64]
+Arrays = dict[str, Array]  # by field of StepInputs; a field that is left out is all padding
+
+SPARSE = RowKind.SPARSE  # bound once: an enum's look-up is slow
+EMPTY: Array = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,30 @@ class BatchLayout:
     refresh_every: int = 1  # which drafts do
 
 
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where the fields of StepInputs lie in the packed tensor of a shape."""
+
+    shape: StepShape
+    sizes: tuple[tuple[int, ...], ...]  # by field
+    spans: dict[str, tuple[int, int]]  # by field: where it begins and ends
+    padding: Array  # a packed tensor that holds nothing else
+
+    def fill(self, packed: Array, arrays: Arrays) -> None:
+        """Write arrays and padding over all of `packed`."""
+        packed[:] = self.padding
+        for name, values in arrays.items():
+            first, end = self.spans[name]
+            assert values.size <= end - first, f"{name}: {values.size} values, {end - first} places"
+            packed[first : first + values.size] = values.ravel()
+        first, end = self.spans["query_start"]
+        packed[first + arrays["query_start"].size : end] = arrays["query_start"][-1]  # padded rows have no tokens
+
+    def views(self, packed: Tensor) -> StepInputs:
+        pieces = torch.split(packed, [math.prod(size) for size in self.sizes])
+        return StepInputs(*(piece.view(size) for piece, size in zip(pieces, self.sizes, strict=True)))
+
+
 def spread_queries(num_tokens: int, window: int, count: int) -> list[int]:
     """`count` offsets spread evenly over the last `window` tokens of a row, first and last included, ascending;
     padded with -1."""
@@ -94,19 +127,27 @@ def spread_queries(num_tokens: int, window: int, count: int) -> list[int]:
 
 
 class BatchBuilder:
-    """Turns plans into batches. Holds only constants."""
+    """Turns plans into batches. Holds only constants and the host's side of copies."""
 
     def __init__(self, layout: BatchLayout, *, device: torch.device) -> None:
         self.layout = layout
         self.device = device
+        self.staging = Staging(device)
+        window, queries = layout.draft_limit + 1, layout.scoring_queries
+        self._places: Array = np.arange(window)
+        # By length: the places of the scoring queries among the last tokens of a row.
+        self._spread: Array = np.array([spread_queries(length, window, queries) for length in range(1, window + 1)]
+                                       if queries else [[]], dtype=np.int64)
+        self._renews: Array = np.array([renews(count, layout.refresh_every) for count in range(window)], dtype=np.int64)
 
     def build(self, plan: StepPlan) -> Batch:
         """Tensors for a plan, of just its sizes."""
-        lists, shape = self.collect(plan)
-        packed = self.pack(lists, shape)
-        if self.device.type == "cuda":
-            packed = packed.pin_memory().to(self.device, non_blocking=True)
-        return Batch(self.unpack(packed, shape), shape, tuple(self._host_row(row) for row in plan.rows))
+        arrays, shape = self.collect(plan)
+        packing = self.packing(shape)
+        host = self.staging.claim(len(packing.padding))
+        packing.fill(host.numpy(), arrays)
+        packed = self.staging.copy(host)
+        return Batch(packing.views(packed), shape, tuple(self._host_row(row) for row in plan.rows))
 
     def _host_row(self, row: Row) -> HostRow:
         layout = self.layout
@@ -117,90 +158,64 @@ class BatchBuilder:
         return HostRow(row.slot, row.num_tokens, row.start + row.num_tokens if row.tokens else None,
                        min(row.num_tokens, layout.draft_limit + 1) if scores and row.samples else 0)
 
-    def collect(self, plan: StepPlan) -> tuple[Lists, StepShape]:
-        """The plan as lists by field of StepInputs, and its sizes."""
-        layout = self.layout
-        lists: Lists = {f.name: [] for f in fields(StepInputs)}
-        lists["query_start"].append(0)
-        max_kv = max_query = 0
-        for index, row in enumerate(plan.rows):
-            first = lists["query_start"][-1]
-            lists["query_start"].append(first + row.num_tokens)
-            self._add_row(lists, index, row)
-            self._add_picks(lists, index, row, first)
-            if layout.scoring_queries:
-                self._add_probes(lists, index, row, first)
-            max_query = max(max_query, row.num_tokens)
-            # Under the overlapped loop a decoding row may be a whole round further than the host knows.
-            max_kv = max(max_kv, row.start + row.num_tokens + (0 if row.tokens else layout.draft_limit + 1))
-        for update in plan.block_updates:
-            base = update.slot * layout.blocks_per_slot + update.first
-            lists["update_index"] += range(base, base + len(update.blocks))
-            lists["update_block"] += update.blocks
+    def collect(self, plan: StepPlan) -> tuple[Arrays, StepShape]:
+        """The plan as arrays by field of StepInputs, and its sizes."""
+        arrays = self._rows(plan.rows)
+        arrays["update_index"], arrays["update_block"] = self._updates(plan.block_updates)
+        row_tokens = arrays["row_tokens"]
+        # Under the overlapped loop a decoding row may be a whole round further than the host knows.
+        ahead = arrays["decode"] * (self.layout.draft_limit + 1)
         shape = StepShape(
-            tokens=len(lists["token_row"]), rows=len(plan.rows), picks=len(lists["pick_token"]),
-            verify_probes=len(lists["verify_row"]), draft_probes=len(lists["draft_row"]),
-            updates=len(lists["update_index"]), max_query_len=max_query, max_kv_len=max_kv,
+            tokens=arrays["token_row"].size, rows=len(plan.rows), picks=arrays["pick_token"].size,
+            verify_probes=arrays["verify_row"].size, draft_probes=arrays["draft_row"].size,
+            updates=arrays["update_index"].size, max_query_len=int(row_tokens.max(initial=0)),
+            max_kv_len=int((arrays["start"] + row_tokens + ahead).max(initial=0)),
         )
-        return lists, shape
+        return arrays, shape
 
-    def _add_row(self, lists: Lists, index: int, row: Row) -> None:
-        lists["token_row"] += [index] * row.num_tokens
-        lists["token_offset"] += range(row.num_tokens)
-        lists["token_given"] += row.tokens or [0] * row.num_tokens
-        lists["slot"].append(row.slot)
-        lists["start"].append(row.start)
-        lists["row_tokens"].append(row.num_tokens)
-        lists["num_drafted"].append(row.num_drafted)
-        lists["decode"].append(0 if row.tokens else 1)
-        lists["sparse"].append(1 if row.kind is RowKind.SPARSE else 0)
+    def _rows(self, rows: Sequence[Row]) -> Arrays:
+        """All that follows from the rows."""
+        columns = tuple(zip(*rows)) if rows else ((),) * len(Row._fields)  # noqa: B905 (rows are alike)
+        _, slot, kind, start, num_tokens, num_drafted, samples, given, emits = columns
+        sampled = _column(samples)
+        arrays: Arrays = {
+            "slot": _column(slot), "start": _column(start), "row_tokens": _column(num_tokens),
+            "num_drafted": _column(num_drafted), "decode": _column([not tokens for tokens in given]),
+            "sparse": _column([one is SPARSE for one in kind]), "emits": sampled * _column(emits),
+        }
+        arrays |= _tokens(arrays["row_tokens"])
+        if any(given):
+            arrays["token_given"] = _column([token for row in rows for token in row.tokens or (0,) * row.num_tokens])
+        counts = sampled * np.where(arrays["decode"], arrays["row_tokens"], 1)
+        arrays |= _picks(counts, arrays["query_start"], self._places)
+        renewing = arrays["sparse"] * self._renews[arrays["num_drafted"]]
         if self.layout.refresh_every > 1:
-            rests = row.kind is RowKind.SPARSE and not renews(row.num_drafted, self.layout.refresh_every)
-            lists["rests"].append(1 if rests else 0)
-        lists["emits"].append(1 if row.samples and row.emits else 0)
+            arrays["rests"] = arrays["sparse"] - renewing
+        arrays["verify_row"] = arrays["draft_row"] = EMPTY
+        if self.layout.scoring_queries:
+            arrays |= self._verifying(np.flatnonzero(sampled > arrays["sparse"]), arrays)
+            if self.layout.scores_drafts:
+                arrays["draft_row"] = np.flatnonzero(sampled * renewing)
+        return arrays
 
-    def _add_picks(self, lists: Lists, index: int, row: Row, first: int) -> None:
-        count = 0 if not row.samples else 1 if row.tokens else row.num_tokens
-        base = len(lists["pick_token"])
-        lists["pick_token"] += range(first + row.num_tokens - count, first + row.num_tokens)
-        lists["pick_row"] += [index] * count
-        width = self.layout.draft_limit + 1
-        picks = list(range(base, base + count)) if count else [0]
-        lists["pick_index"] += picks + [picks[-1]] * (width - len(picks))
+    def _verifying(self, row: Array, arrays: Arrays) -> Arrays:
+        """The scoring queries of full rows that sample. row: their numbers."""
+        span = np.minimum(arrays["row_tokens"][row], len(self._spread))
+        places = self._spread[span - 1]  # [V, Q] among the last `span` tokens of the row
+        first = arrays["query_start"][row + 1] - span
+        return {"verify_row": row, "verify_token": np.where(places < 0, -1, first[:, None] + places)}
 
-    def _add_probes(self, lists: Lists, index: int, row: Row, first: int) -> None:
-        if not row.samples:
-            return
-        if row.kind is RowKind.SPARSE:
-            if self.layout.scores_drafts and renews(row.num_drafted, self.layout.refresh_every):
-                lists["draft_row"].append(index)
-            return
-        offsets = spread_queries(row.num_tokens, self.layout.draft_limit + 1, self.layout.scoring_queries)
-        lists["verify_token"] += [first + o if o >= 0 else -1 for o in offsets]
-        lists["verify_row"].append(index)
+    def _updates(self, updates: Sequence[BlockUpdate]) -> tuple[Array, Array]:
+        index: list[int] = []
+        blocks: list[int] = []
+        for update in updates:
+            base = update.slot * self.layout.blocks_per_slot + update.first
+            index += range(base, base + len(update.blocks))
+            blocks += update.blocks
+        return _column(index), _column(blocks)
 
-    def pack(self, lists: Lists, shape: StepShape) -> Tensor:
-        """One int64 tensor on the host with all inputs, padded to `shape`."""
-        parts: list[Sequence[int]] = []
-        for name, (size, filler) in self._sizes(shape).items():
-            values, count = lists[name], math.prod(size)
-            if name == "query_start":
-                filler = values[-1]
-            assert len(values) <= count, f"{name}: {len(values)} values do not fit {size}"
-            parts += [values, [filler] * (count - len(values))]
-        return torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]))
-
-    def unpack(self, packed: Tensor, shape: StepShape) -> StepInputs:
-        """Views of a packed tensor."""
-        sizes = [size for size, _ in self._sizes(shape).values()]
-        pieces = torch.split(packed, [math.prod(size) for size in sizes])
-        return StepInputs(*(piece.view(size) for piece, size in zip(pieces, sizes, strict=True)))
-
-    def packed_size(self, shape: StepShape) -> int:
-        return sum(math.prod(size) for size, _ in self._sizes(shape).values())
-
-    def _sizes(self, shape: StepShape) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Shape and filler of every field of StepInputs, in its order."""
+    def packing(self, shape: StepShape) -> Packing:
+        """For steps of that shape, and for smaller ones that it pads."""
         layout = self.layout
         width, queries = layout.draft_limit + 1, max(1, layout.scoring_queries)
         own: dict[str, tuple[tuple[int, ...], int]] = {
@@ -214,4 +229,33 @@ class BatchBuilder:
             "update_index": ((shape.updates,), layout.scratch_slot * layout.blocks_per_slot),
             "update_block": ((shape.updates,), 0),
         }
-        return {f.name: own.get(f.name, ((shape.rows,), 0)) for f in fields(StepInputs)}
+        places = {f.name: own.get(f.name, ((shape.rows,), 0)) for f in fields(StepInputs)}
+        counts = [math.prod(size) for size, _ in places.values()]
+        ends = list(accumulate(counts))
+        spans = {name: (end - count, end) for name, count, end in zip(places, counts, ends, strict=True)}
+        padding = np.repeat(_column([filler for _, filler in places.values()]), counts)
+        return Packing(shape, tuple(size for size, _ in places.values()), spans, padding)
+
+
+def _column(values: Sequence[int]) -> Array:
+    return np.array(values, dtype=np.int64)
+
+
+def _tokens(row_tokens: Array) -> Arrays:
+    """Which row each token is of, and where in it."""
+    query_start = np.zeros(row_tokens.size + 1, dtype=np.int64)
+    row_tokens.cumsum(out=query_start[1:])
+    token_row = np.arange(row_tokens.size).repeat(row_tokens)
+    return {"query_start": query_start, "token_row": token_row,
+            "token_offset": np.arange(token_row.size) - query_start[token_row]}
+
+
+def _picks(counts: Array, query_start: Array, places: Array) -> Arrays:
+    """The last tokens of rows, counts[r] of row r. places: 0 to the draft limit."""
+    end = counts.cumsum()  # in order of picks
+    pick_row = np.arange(counts.size).repeat(counts)
+    shift = query_start[1:] - end  # from a pick's number to its token's
+    first, last = end - counts, end - 1
+    index = np.minimum(first[:, None] + places, last[:, None])  # [R, K + 1]
+    index[counts == 0] = 0
+    return {"pick_row": pick_row, "pick_token": np.arange(pick_row.size) + shift[pick_row], "pick_index": index}

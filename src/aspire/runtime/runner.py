@@ -15,11 +15,12 @@ from aspire.runtime.attend import LayerSetup, StepAttention
 from aspire.runtime.batch import Batch, BatchBuilder
 from aspire.runtime.cache import SlotState
 from aspire.runtime.grammars import Grammars
-from aspire.runtime.graphs import StepGraphs
+from aspire.runtime.graphs import Buckets, StepGraphs
 from aspire.runtime.judges import Judge, Outcome
 from aspire.runtime.sampling import Mode, SlotSampling
+from aspire.runtime.staging import Staging
 from aspire.runtime.step import Located, locate, pick_rows, settle
-from aspire.runtime.verdicts import Logprobs, PendingStep, PromptLogprobs, num_picks, to_host
+from aspire.runtime.verdicts import Logprobs, PendingStep, PromptLogprobs, num_picks, pack_outcome, to_host
 from aspire.sampling.logprobs import token_logprobs
 from aspire.sampling.pipeline import LogitsPipeline
 from aspire.schedule.plan import StepPlan
@@ -65,18 +66,19 @@ class Runner:
         self.grammars = grammars
         self.judge = judge
         self.builder = builder
+        self.results = Staging(builder.device)
         self.graphs: StepGraphs | None = None
 
-    def plain_step(self, batch: Batch, mode: Mode) -> Outcome:
-        """What a graph holds: a step in which the sampler alone chooses."""
+    def plain_step(self, batch: Batch, mode: Mode) -> Tensor:
+        """What a graph holds: a step in which the sampler alone chooses. The packed outcome."""
         hidden, located = self.forward(batch)
         outcome, _ = self.choose(batch, hidden, located, Wants((), mode, adjusts=False, bitmask=None))
-        return outcome
+        return pack_outcome(outcome)
 
     def use_graphs(self, *, max_rows: int, max_tokens: int, max_kv_len: int) -> StepGraphs:
         """Serve decoding steps from CUDA graphs from now on; nothing is captured yet."""
-        self.graphs = StepGraphs(self.plain_step, self.builder, max_rows=max_rows, max_tokens=max_tokens,
-                                 max_kv_len=max_kv_len)
+        sizes = Buckets(self.builder.layout, max_rows=max_rows, max_tokens=max_tokens, max_kv_len=max_kv_len)
+        self.graphs = StepGraphs(self.plain_step, self.builder, sizes)
         return self.graphs
 
     @torch.inference_mode()
@@ -89,12 +91,12 @@ class Runner:
         if self.graphs is not None and wants.is_plain:
             replayed = self.graphs.run(plan, wants.mode)
             if replayed is not None:
-                return PendingStep(plan, to_host(replayed))
+                return PendingStep(plan, to_host(replayed, self.results))
         batch = self.builder.build(plan)
         hidden, located = self.forward(batch)
         outcome, logprobs = self.choose(batch, hidden, located, wants)
         return PendingStep(
-            plan, to_host(outcome), logprobs, self._prompt_logprobs(plan, requests, hidden),
+            plan, to_host(pack_outcome(outcome), self.results), logprobs, self._prompt_logprobs(plan, requests, hidden),
             self.grammars.follow if self.grammars.needed_by(plan) else None)
 
     def must_wait(self, plan: StepPlan) -> bool:

@@ -1,44 +1,48 @@
 """PendingStep: a launched step whose results are on their way to the host, and how they become verdicts."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from aspire.runtime.judges import Outcome
+from aspire.runtime.staging import Staging
 from aspire.sampling.logprobs import LogprobRows
 from aspire.schedule.plan import Row, StepPlan, TokenLogprobs, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class HostOutcome:
-    """An Outcome copied to host memory without waiting; `wait` returns (picks, accepted, margins) as lists."""
+    """A packed outcome on its way to host memory."""
 
-    numbers: Tensor  # int64 [R, K + 2] on the host: picks, then the number accepted
-    margin: Tensor  # float32 [R] on the host
+    numbers: Tensor  # int64 [R, K + 3] on the host
     done: torch.cuda.Event | None
 
-    def wait(self) -> tuple[list[list[int]], list[int], list[float]]:
+    def wait(self, num_rows: int) -> tuple[list[list[int]], list[float]]:
+        """Of the first rows: picks, the number accepted, one number of no use; and the margins."""
         if self.done is not None:
             self.done.synchronize()
-        numbers = self.numbers.tolist()
-        return [row[:-1] for row in numbers], [row[-1] for row in numbers], self.margin.tolist()
+        numbers = self.numbers[:num_rows]
+        margins: list[float] = numbers[:, -1].view(torch.float64).tolist()
+        return numbers.tolist(), margins
 
 
-def to_host(outcome: Outcome) -> HostOutcome:
-    """Start the copy; on the CPU there is nothing to wait for."""
-    numbers = torch.cat([outcome.picks, outcome.num_accepted[:, None]], dim=1)
-    if numbers.device.type != "cuda":
-        return HostOutcome(numbers, outcome.margin, None)
-    host_numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-    host_margin = torch.empty(outcome.margin.shape, dtype=outcome.margin.dtype, pin_memory=True)
-    host_numbers.copy_(numbers, non_blocking=True)
-    host_margin.copy_(outcome.margin, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
-    return HostOutcome(host_numbers, host_margin, done)
+def pack_outcome(outcome: Outcome) -> Tensor:
+    """All of it in one tensor, int64 [R, K + 3]: picks, the number accepted, the bits of the margin as float64."""
+    margin = outcome.margin.double().view(torch.int64)
+    return torch.cat([outcome.picks, outcome.num_accepted[:, None], margin[:, None]], dim=1)
+
+
+def to_host(packed: Tensor, staging: Staging) -> HostOutcome:
+    """Start the copy of a packed outcome; on the CPU there is nothing to wait for. The host's memory is used again
+    by the third step after this one, when this one's verdicts have long been read."""
+    if packed.device.type != "cuda":
+        return HostOutcome(packed, None)
+    numbers = staging.claim(packed.numel()).view(packed.shape)
+    numbers.copy_(packed, non_blocking=True)
+    return HostOutcome(numbers, staging.mark())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A launched step; `verdicts` waits for it. on_verdicts: sees the host's view of plan, picks and accepted counts
+    """A launched step; `verdicts` waits for it. on_verdicts: sees the plan, its verdicts and each row's picks
     before anyone else (grammars follow the tokens)."""
 
     plan: StepPlan
@@ -77,34 +81,49 @@ class PendingStep:
         """One verdict per row of the plan, in order. RuntimeError when the model's logits are not numbers."""
         if self.outcome is None:
             return []
-        picks, accepted, margins = self.outcome.wait()
-        entries = None if self.logprobs is None else self.logprobs.rows.to_host(
-            [max(0, count) for count in self.logprobs.num_top])
-        verdicts = []
-        base = 0
-        lost = [row.request_id for row, margin in zip(self.plan.rows, margins, strict=False)
+        rows = self.plan.rows
+        numbers, margins = self.outcome.wait(len(rows))
+        if any(map(math.isnan, margins)):
+            self._refuse_nan(margins)
+        verdicts = [_verdict(row, chosen, margin) for row, chosen, margin in zip(rows, numbers, margins, strict=True)]
+        if self.logprobs is not None:
+            verdicts = self._with_logprobs(verdicts, self.logprobs)
+        if self.prompt_logprobs:
+            verdicts = [verdict._replace(prompt_logprobs=self._prompt(row))
+                        for row, verdict in zip(rows, verdicts, strict=True)]
+        if self.on_verdicts is not None:
+            self.on_verdicts(self.plan, verdicts, numbers)
+        return verdicts
+
+    def _refuse_nan(self, margins: Sequence[float]) -> None:
+        lost = [row.request_id for row, margin in zip(self.plan.rows, margins, strict=True)
                 if row.samples and math.isnan(margin)]
         if lost:
             raise RuntimeError(f"step {self.plan.step}: the model's logits are NaN for {', '.join(lost)}")
-        for i, row in enumerate(self.plan.rows):
-            if not row.samples or not row.emits:
-                verdicts.append(Verdict(row.request_id, draft_margin=margins[i] if row.samples else None,
-                                        prompt_logprobs=self._prompt(row)))
-            else:
-                count = accepted[i] + 1
-                shown = None
-                if entries is not None and self.logprobs is not None and self.logprobs.num_top[base] >= 0:
-                    shown = tuple(entries[base : base + count])
-                verdicts.append(Verdict(row.request_id, tuple(picks[i][:count]), 0 if row.tokens else row.num_drafted,
-                                        shown, prompt_logprobs=self._prompt(row)))
+
+    def _with_logprobs(self, verdicts: list[Verdict], logprobs: Logprobs) -> list[Verdict]:
+        entries = logprobs.rows.to_host([max(0, count) for count in logprobs.num_top])
+        base = 0
+        shown = []
+        for row, verdict in zip(self.plan.rows, verdicts, strict=True):
+            if verdict.tokens and logprobs.num_top[base] >= 0:
+                verdict = verdict._replace(logprobs=tuple(entries[base : base + len(verdict.tokens)]))
+            shown.append(verdict)
             base += num_picks(row)
-        if self.on_verdicts is not None:
-            self.on_verdicts(self.plan, verdicts, picks)
-        return verdicts
+        return shown
 
     def _prompt(self, row: Row) -> tuple[TokenLogprobs | None, ...] | None:
         chunk = self.prompt_logprobs.get(row.request_id) if row.tokens else None
         return None if chunk is None else chunk.to_host()
+
+
+def _verdict(row: Row, numbers: list[int], margin: float) -> Verdict:
+    """numbers: a row of a packed outcome."""
+    if not row.samples:
+        return Verdict(row.request_id)
+    if not row.emits:
+        return Verdict(row.request_id, (), 0, None, margin)
+    return Verdict(row.request_id, tuple(numbers[: numbers[-2] + 1]), row.num_drafted)
 
 
 def num_picks(row: Row) -> int:

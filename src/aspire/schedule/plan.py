@@ -87,7 +87,12 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.rows)
+        return sum([row.num_tokens for row in self.rows])
+
+    @property
+    def prefills(self) -> bool:
+        """Whether some row holds tokens of a prompt: the last one does then."""
+        return bool(self.rows) and bool(self.rows[-1].tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +105,8 @@ class TokenLogprobs:
     rank: int | None = None  # 1 = the most likely token
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What one row of a step produced; same order as `StepPlan.rows`.
+class Verdict(NamedTuple):
+    """What one row of a step produced; same order as `StepPlan.rows`. A named tuple for the time it takes to make one.
 
     tokens: what the row emitted: accepted drafts, then the target's own pick (the bonus token). Empty for a row
         that drafts and for an unfinished prefill.
