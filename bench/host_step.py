@@ -39,7 +39,8 @@ from aspire.runtime.verdicts import pack_outcome
 from aspire.schedule.plan import RowKind, StepPlan, Verdict
 from aspire.schedule.scheduler import Scheduler
 from aspire.speculation.cadence import Cadence, Decision, Drafting, Outlook
-from aspire.speculation.cost import CostModel, OnlineFit, kv_shape
+from aspire.speculation.cost import CostModel, kv_shape
+from aspire.speculation.online_fit import OnlineFit
 from aspire.speculation.policy import resolve_policy
 
 VOCAB = 49152

@@ -163,8 +163,7 @@ class Engine:
             request.stop_checker.finish()
         touched: dict[str, RequestGroup] = {}
         for verdict in done.verdicts:
-            group_id = self._group_of.get(verdict.request_id)
-            if verdict.tokens and group_id is not None:
+            if verdict.tokens and (group_id := self._group_of.get(verdict.request_id)) is not None:
                 touched[group_id] = self._groups[group_id]
         for request_id in done.broken:  # nothing that the grammar allows was left to pick
             group_id = self._group_of.get(request_id)

@@ -15,7 +15,7 @@ class Pricing:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """A step took that long. Steps with prefill, admissions or nothing to do say little of decoding."""
-        if not plan.rows or plan.admissions or any(row.tokens for row in plan.rows):
+        if not plan.rows or plan.admissions or plan.prefills:
             return
         cost = self._scheduler.cost
         kv_bytes = cost.kv.plan_bytes(plan)

@@ -125,6 +125,7 @@ class OutputText:
         self._grammar = params.structured_outputs is not None
         self._eos_ids = () if params.ignore_eos and not self._grammar else tuple(eos_token_ids)
         self._stop_ids = frozenset(params.stop_ids)
+        self._ending_ids = self._stop_ids.union(self._eos_ids)
         self._stops = params.stop_strings
         self._detokenizer: IncrementalDetokenizer | None = None
         if decoder is not None and params.detokenize:
@@ -165,19 +166,21 @@ class OutputText:
     def check(self, token_id: int, num_output: int) -> FinishReason | None:
         """Take the next output token; num_output counts it. STOP when the output ends with it."""
         assert not self.finished, "no token after the end"
-        may_stop = num_output >= self.params.min_tokens
-        is_eos = token_id in self._eos_ids
-        may_stop = may_stop or (is_eos and self._grammar)
-        if may_stop and (is_eos or token_id in self._stop_ids):
-            self.stop_reason = None if is_eos and token_id == self._eos_ids[0] else token_id
+        if token_id in self._ending_ids and self._may_stop(token_id, num_output):
+            self.stop_reason = None if self._eos_ids and token_id == self._eos_ids[0] else token_id
             if self.params.include_stop_str_in_output:
                 self._append(token_id)
             self.finish()
             return FinishReason.STOP
+        if self._detokenizer is None:
+            return None
         piece = self._append(token_id)
         if self._stops and piece:
             return self._look_for_stop(piece, num_output > self.params.min_tokens)
         return None
+
+    def _may_stop(self, token_id: int, num_output: int) -> bool:
+        return num_output >= self.params.min_tokens or (self._grammar and token_id in self._eos_ids)
 
     def finish(self) -> None:
         """No more tokens (length, abort, stop id): everything becomes visible. Harmless when called again."""

@@ -38,12 +38,12 @@ class Totals:
         self.num_preemptions += len(stats.preempted)
         self.num_offloaded += stats.offloaded
         self.num_restored += stats.restored
-        for row in stats.rows:
-            self.num_output_tokens += row.num_emitted
-            if row.kind == "prefill":
-                self.num_prompt_tokens += row.num_tokens
-            elif row.kind == "verify":
-                self._count_verification(row.num_drafted, row.num_accepted)
+        for _, kind, num_tokens, num_drafted, num_accepted, num_emitted in stats.rows:
+            self.num_output_tokens += num_emitted
+            if kind == "prefill":
+                self.num_prompt_tokens += num_tokens
+            elif kind == "verify":
+                self._count_verification(num_drafted, num_accepted)
 
     def close(self) -> None:
         """Nothing is held."""

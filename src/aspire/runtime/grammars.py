@@ -57,7 +57,7 @@ class Grammars:
         return self._slots.needed(slots)
 
     def needed_by(self, plan: StepPlan) -> bool:
-        return self._slots.needed([row.slot for row in plan.rows])
+        return self._slots.needed(row.slot for row in plan.rows)
 
     def bitmask(self, plan: StepPlan) -> Tensor | None:
         """Masks int32 [N, ceil(V / 32)] of a plan's picks, in batch order."""
@@ -85,13 +85,13 @@ class Grammars:
     def add_drafts(self, slot: int, tokens: Sequence[int]) -> None:
         self._drafts[slot] += tokens
 
-    def follow(self, plan: StepPlan, verdicts: list[Verdict], picks: list[list[int]]) -> None:
-        """Commit emitted tokens and remember drafts."""
-        for row, verdict, chosen in zip(plan.rows, verdicts, picks, strict=False):
+    def follow(self, plan: StepPlan, verdicts: list[Verdict], picks: list[int]) -> None:
+        """Commit emitted tokens and remember drafts. picks: the first of each row."""
+        for row, verdict, pick in zip(plan.rows, verdicts, picks, strict=True):
             if row.samples and not row.emits:
                 drafts = self._drafts[row.slot]
                 del drafts[row.num_drafted :]
-                drafts.append(chosen[0])
+                drafts.append(pick)
             elif verdict.tokens:
                 self._slots.commit(row.slot, verdict.tokens)
                 self._drafts[row.slot].clear()

@@ -169,13 +169,14 @@ class Runner:
             self.grammars.admit(slot, request)
 
     def _wants(self, plan: StepPlan, requests: Mapping[str, Request]) -> Wants:
-        slots = tuple(row.slot for row in plan.rows if row.samples)
-        tops = [requests[row.request_id].params.logprobs if row.request_id in requests else None for row in plan.rows]
-        num_top: tuple[int, ...] = ()
-        if any(top is not None for top in tops):
-            num_top = tuple(-1 if top is None else top for row, top in zip(plan.rows, tops, strict=True)
-                            for _ in range(num_picks(row)))
+        slots = tuple([row.slot for row in plan.rows if row.samples])
+        num_top = self._num_top(plan, requests) if self.sampling.shows(slots) else ()
         return Wants(slots, self.sampling.mode(slots), self.pipeline.needed(slots), self._bitmask(plan, slots), num_top)
+
+    def _num_top(self, plan: StepPlan, requests: Mapping[str, Request]) -> tuple[int, ...]:
+        tops = [requests[row.request_id].params.logprobs if row.request_id in requests else None for row in plan.rows]
+        return tuple(-1 if top is None else top for row, top in zip(plan.rows, tops, strict=True)
+                     for _ in range(num_picks(row)))
 
     def _bitmask(self, plan: StepPlan, slots: Sequence[int]) -> Tensor | None:
         if not self.grammars.needed(slots):

@@ -31,6 +31,7 @@ class SlotSampling:
         self.min_p = torch.zeros(size, dtype=torch.float32, device=device)
         self.seed = torch.zeros(size, dtype=torch.int64, device=device)
         self._modes: list[Mode] = ["greedy"] * size
+        self._showing: set[int] = set()  # slots whose requests want log probabilities
 
     def admit(self, slot: int, params: SamplingParams, seed: int) -> None:
         self.temperature[slot] = params.temperature
@@ -39,10 +40,17 @@ class SlotSampling:
         self.min_p[slot] = params.min_p
         self.seed[slot] = seed_bits(seed)
         self._modes[slot] = mode_of(params)
+        self._showing.discard(slot)
+        if params.logprobs is not None:
+            self._showing.add(slot)
+
+    def shows(self, slots: Sequence[int]) -> bool:
+        """Whether a request in one of these slots wants log probabilities."""
+        return bool(self._showing) and not self._showing.isdisjoint(slots)
 
     def mode(self, slots: Sequence[int]) -> Mode:
         """The least mode that covers these slots."""
-        return max((self._modes[slot] for slot in slots), key=_MODES.index, default="greedy")
+        return max({self._modes[slot] for slot in slots}, key=_MODES.index, default="greedy")
 
     def rows(self, slot: Tensor, position: Tensor, mode: Mode, stream: int = STREAM_TARGET) -> SamplingRows:
         """Values of N logits rows. slot: int64 [N]; position: int64 [N], of the token being chosen."""

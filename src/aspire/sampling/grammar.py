@@ -3,7 +3,7 @@
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -177,16 +177,19 @@ class GrammarSlots:
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self._slots: list[SlotGrammar | None] = [None] * (num_slots + 1)
+        self._bound: set[int] = set()  # slots that have one
         self._num_words = num_words(vocab_size)
 
     def admit(self, slot: int, grammar: SlotGrammar | None, output: Sequence[int] = ()) -> None:
         """The slot now belongs to a request with that grammar, or none. output: committed before a preemption."""
         self._slots[slot] = grammar
+        self._bound.discard(slot)
         if grammar is not None:
+            self._bound.add(slot)
             grammar.commit(output)
 
-    def needed(self, slots: Sequence[int]) -> bool:
-        return any(self._slots[slot] is not None for slot in slots)
+    def needed(self, slots: Iterable[int]) -> bool:
+        return bool(self._bound) and not self._bound.isdisjoint(slots)
 
     def bitmask(self, picks: Sequence[tuple[int, Sequence[int]]]) -> Tensor | None:
         """Masks int32 [N, ceil(V / 32)] of N picks, each a slot and the drafts before the pick; None if all is allowed.

@@ -45,7 +45,7 @@ class LogitsPipeline:
         self._adjustments: tuple[Adjustment, ...] = (
             self._bad_words, MinTokens(size, tuple(eos_token_ids), device=device), LogitBias(size, device=device),
             self._penalties)
-        self._users: list[list[bool]] = [[False] * size for _ in self._adjustments]  # per adjustment, per slot
+        self._users: list[set[int]] = [set() for _ in self._adjustments]  # per adjustment: slots that it changes
 
     def check(self, params: SamplingParams) -> None:
         """ValueError for what only shows with the model's tokenizer at hand."""
@@ -54,12 +54,14 @@ class LogitsPipeline:
     def admit(self, slot: int, request: Request) -> None:
         """The slot now belongs to the request, whose output so far (after a preemption) counts."""
         for adjustment, users in zip(self._adjustments, self._users, strict=True):
-            users[slot] = adjustment.wanted(request.params)
+            users.discard(slot)
+            if adjustment.wanted(request.params):
+                users.add(slot)
             adjustment.admit(slot, request)
 
     def needed(self, slots: Sequence[int]) -> bool:
         """Whether any of these slots has something to adjust; else `apply` and `commit` may be left out."""
-        return any(users[slot] for users in self._users for slot in slots)
+        return any(users and not users.isdisjoint(slots) for users in self._users)
 
     def apply(self, logits: Tensor, rows: PickRows, slots: Sequence[int], bitmask: Tensor | None = None) -> Tensor:
         """Adjusted float32 logits [N, V]; the argument is not changed, and rows without adjustments keep their bits.
@@ -68,7 +70,7 @@ class LogitsPipeline:
         if bitmask is not None:
             logits = apply_bitmask(logits, bitmask)
         for adjustment, users in zip(self._adjustments, self._users, strict=True):
-            if any(users[slot] for slot in slots):
+            if not users.isdisjoint(slots):
                 logits = adjustment.apply(logits, rows)
         return logits
 
@@ -77,5 +79,5 @@ class LogitsPipeline:
         request occurs at most once. slots: host's list of the slots that occur."""
         for tracker in (self._bad_words, self._penalties):
             users = self._users[self._adjustments.index(tracker)]
-            if any(users[index] for index in slots):
+            if not users.isdisjoint(slots):
                 tracker.commit(slot, tokens, num_tokens)

@@ -25,19 +25,21 @@ def check_verdict(row: Row, verdict: Verdict) -> None:
 
 def append_tokens(request: Request, verdict: Verdict, now: float) -> int:
     """Append the verdict's tokens until one ends the request; sets `finish_reason` then. Returns how many were kept."""
-    for index, token in enumerate(verdict.tokens):
-        request.output_token_ids.append(token)
-        if verdict.logprobs is not None:
-            request.logprobs.append(verdict.logprobs[index])
-        reason = None
-        if request.stop_checker is not None:
-            reason = request.stop_checker.check(token, len(request.output_token_ids))
-        if reason is None and request.num_known >= request.max_total:
+    tokens, logprobs, checker = verdict.tokens, verdict.logprobs, request.stop_checker
+    output, num_output = request.output_token_ids, len(request.output_token_ids)
+    most = request.max_total - request.num_prompt
+    for index, token in enumerate(tokens):
+        output.append(token)
+        num_output += 1
+        if logprobs is not None:
+            request.logprobs.append(logprobs[index])
+        reason = None if checker is None else checker.check(token, num_output)
+        if reason is None and num_output >= most:
             reason = FinishReason.LENGTH
         if reason is not None:
             request.finish_reason = reason
             return _count(request, index + 1, now)
-    return _count(request, len(verdict.tokens), now)
+    return _count(request, len(tokens), now)
 
 
 def count_verification(request: Request, verdict: Verdict, num_kept: int) -> None:

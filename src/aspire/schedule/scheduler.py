@@ -26,6 +26,7 @@ _by_turn = attrgetter("turn")
 # Bound once: looking a member up in its enum at every use costs a third of a plan.
 DRAFT, VERIFY, WAIT = Decision.DRAFT, Decision.VERIFY, Decision.WAIT
 FULL, SPARSE = RowKind.FULL, RowKind.SPARSE
+_new = tuple.__new__  # makes named tuples in half the time of a call of theirs, which goes through Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,9 @@ class Scheduler:
         now = self._clock()
         finished: list[Request] = []
         for entry, row, verdict in zip(entries, plan.rows, verdicts, strict=True):
+            if not (row.emits or row.tokens):
+                self._commit_draft(entry, row, verdict)
+                continue
             check_verdict(row, verdict)
             if entry.request.is_finished:
                 entry.request.counters.num_wasted += verdict.num_drafted if row.kind is FULL else 0
@@ -222,17 +226,22 @@ class Scheduler:
         rooms = [entry.room(self._draft_limit) for entry in entries]
         rows: list[Row] = []
         dropped: list[Entry] = []
+        turn, decode = self._turns, self._decode_row
         for entry, room, decision in zip(entries, rooms, self._decide(entries, rooms, num_prefill), strict=True):
-            if decision is WAIT:
+            if entry.has_free_drafts:
+                decision = VERIFY
+            elif decision is WAIT:
                 continue
             cost = 1 if decision is DRAFT else entry.request.num_drafted + 1
             if cost <= budget:
                 budget -= cost
-                entry.turn = self._next_turn()
-                rows.append(self._decode_row(entry, decision))
+                turn += 1
+                entry.turn = turn
+                rows.append(decode(entry, decision))
             elif decision is VERIFY and room and not entry.has_free_drafts:
                 dropped.append(entry)
-        rows += [self._decode_row(entry, DRAFT) for entry in dropped[:budget]]
+        self._turns = turn
+        rows += [decode(entry, DRAFT) for entry in dropped[:budget]]
         return rows
 
     def _next_turn(self) -> int:
@@ -243,11 +252,12 @@ class Scheduler:
         """The cadence's wish for every decoding request."""
         if self.config.sparse_emits or not entries:
             return [DRAFT] * len(entries)
-        requests = [Drafting(entry.request.request_id, entry.request.num_drafted, room, entry.known, entry.slot,
-                             entry.draft_margin) for entry, room in zip(entries, rooms, strict=True)]
-        decisions = self.cadence.decide(requests, Outlook(self.acceptance, self.cost, num_prefill, self._step))
-        return [VERIFY if entry.has_free_drafts else decision
-                for entry, decision in zip(entries, decisions, strict=True)]
+        requests = []
+        for entry, room in zip(entries, rooms, strict=True):
+            request = entry.request
+            requests.append(_new(Drafting, (
+                request.request_id, request.num_drafted, room, entry.known, entry.slot, entry.draft_margin)))
+        return self.cadence.decide(requests, Outlook(self.acceptance, self.cost, num_prefill, self._step))
 
     def _decode_row(self, entry: Entry, decision: Decision) -> Row:
         request = entry.request
@@ -259,12 +269,24 @@ class Scheduler:
         if decision is DRAFT:
             assert num_drafted < self._draft_limit, f"{name!r} has no room for another draft"
             request.num_drafted = num_drafted + 1
-            return Row(name, slot, SPARSE, last + num_drafted, 1, num_drafted, True, (), False)
+            return _new(Row, (name, slot, SPARSE, last + num_drafted, 1, num_drafted, True, (), False))
         request.num_drafted = 0
         entry.draft_margin = None
         entry.has_free_drafts = False
         entry.pending += num_drafted + 1
-        return Row(name, slot, FULL, last, num_drafted + 1, num_drafted, True)
+        return _new(Row, (name, slot, FULL, last, num_drafted + 1, num_drafted, True, (), True))
+
+    def _commit_draft(self, entry: Entry, row: Row, verdict: Verdict) -> None:
+        """A row that drafted: nothing is emitted. Most rows of a step are of this kind."""
+        name, tokens, _, _, margin, _ = verdict
+        assert name == row.request_id, f"verdict of {name!r} for a row of {row.request_id!r}"
+        assert not tokens, f"{name!r} drafted, but its verdict emits"
+        request = entry.request
+        if entry.slot < 0 or request.finish_reason is not None:  # preempted or ended meanwhile
+            return
+        self.acceptance.note_draft(name, row.num_drafted + 1, margin)
+        if request.num_drafted:  # no verification was planned since
+            entry.draft_margin = margin
 
     def _commit_row(self, entry: Entry, row: Row, verdict: Verdict, now: float) -> None:
         request = entry.request
@@ -283,10 +305,6 @@ class Scheduler:
         request.num_computed += num_kept
         if is_full:  # what sparse rows wrote may not be shared
             self.pool.register(request.request_id, request.num_computed, entry.tokens)
-        elif not row.emits:
-            self.acceptance.note_draft(request.request_id, row.num_drafted + 1, verdict.draft_margin)
-            if request.num_drafted:  # no verification was planned since
-                entry.draft_margin = verdict.draft_margin
 
     def _remove(self, entry: Entry) -> None:
         """The request has ended: nothing of it stays here, and drafts without a verdict were for nothing."""

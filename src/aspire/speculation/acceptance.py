@@ -176,14 +176,16 @@ class SurvivalEstimator:
             self._renew_shared()
 
     def note_draft(self, request_id: str, position: int, margin: float | None) -> None:
-        record = self._record(request_id)
-        if position <= len(record.margins):  # a new round began without a verdict (preemption)
-            record.margins, record.confidence = record.margins[:position - 1], 1.0
-        record.margins += [None] * (position - 1 - len(record.margins))
-        record.margins.append(margin)
+        record = self._records.get(request_id) or self._record(request_id)
+        margins = record.margins
+        if len(margins) != position - 1:
+            if position <= len(margins):  # a new round began without a verdict (preemption)
+                record.confidence = 1.0
+            margins[:] = margins[: position - 1] + [None] * (position - 1 - len(margins))
+        margins.append(margin)
         if margin is not None:
-            rate = self._rates(record)[min(position, self.limit) - 1]
-            record.confidence *= self._margins.rate_given(margin, rate) / rate
+            rates = record.rates or self._rates(record)
+            record.confidence *= self._margins.lift(margin, rates[min(position, self.limit) - 1])
 
     def survival(self, request_id: str, length: int) -> Sequence[float]:
         assert length <= self.limit, f"survival of {length} drafts asked, {self.limit} counted"
@@ -241,10 +243,13 @@ class SurvivalEstimator:
         return record.rates
 
     def _learn_margins(self, record: _Record, num_drafted: int, num_accepted: int) -> None:
-        rates = self._rates(record)
-        for j, margin in enumerate(record.margins[:min(num_accepted + 1, num_drafted, self.limit)]):
+        learn = self._margins.learn
+        seen = record.margins[: min(num_accepted + 1, num_drafted, self.limit)]
+        for margin, rate in zip(seen[:num_accepted], self._rates(record), strict=False):
             if margin is not None:
-                self._margins.learn(margin, rates[j], accepted=j < num_accepted)
+                learn(margin, rate, accepted=True)
+        if len(seen) > num_accepted and (missed := seen[-1]) is not None:
+            learn(missed, self._rates(record)[num_accepted], accepted=False)
         record.margins = []
         record.confidence = 1.0
 

@@ -53,16 +53,21 @@ class KvShape:
 
     def plan_bytes(self, plan: "StepPlan") -> float:
         """All rows of a step."""
-        total = 0.0
-        for row in plan.rows:
-            if row.kind.value == "sparse":
-                total += self.sparse_bytes(row.start + row.num_tokens - row.num_drafted, row.num_drafted)
-            else:
-                total += self.full_bytes(row.start + row.num_tokens)
-        return total
+        num_layers, skipped = self.num_full + self.num_listed, self.selection.tokens_skipped
+        total = 0
+        for _, _, kind, start, num_tokens, num_drafted, _, _, _ in plan.rows:
+            kv_len = start + num_tokens
+            total += num_layers * kv_len
+            if self.windows:
+                total += self._sliding(kv_len)
+            if kind.value == "sparse":
+                resting = self.num_resting and not renews(num_drafted, self.refresh_every)
+                listed = self.num_listed + self.num_resting if resting else self.num_listed
+                total -= listed * skipped(kv_len - num_drafted)
+        return float(self.bytes_per_token * total)
 
     def _sliding(self, kv_len: int) -> int:
-        return sum(count * min(window, kv_len) for window, count in self.windows)
+        return sum([count * min(window, kv_len) for window, count in self.windows]) if self.windows else 0
 
 
 def kv_shape(layers: LayerPlan, selection: SelectionConfig, bytes_per_token: int,

@@ -73,11 +73,15 @@ class SelectionConfig:
     def tokens_read(self, context: int, num_drafted: int) -> int:
         """Keys a sparse row sees in a layer with a list, its own token included: the selection was made for
         `context` tokens, and the row's token is the one after `num_drafted` more."""
-        kv_len = context + num_drafted
-        tail_start = self.tail_start(context)
-        if tail_start == 0:
-            return kv_len
-        return self.sinks + self.num_units(context) * self.unit + kv_len - tail_start
+        return context + num_drafted - self.tokens_skipped(context)
+
+    def tokens_skipped(self, context: int) -> int:
+        """Keys of a context of that many tokens that a sparse row does not see in a layer with a list."""
+        allowance, around, unit = self.budget or self.allowance(context), self.sinks + self.window, self.unit
+        if context <= allowance or context <= around:
+            return 0
+        listed = (allowance - around) // unit if allowance > around else 0
+        return ((context - self.window) // unit - listed) * unit - self.sinks
 
     def capacity(self, max_model_len: int) -> int:
         """As many units as one list ever holds, or a little more; at least 1, so that no tensor is empty."""
