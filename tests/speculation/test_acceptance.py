@@ -136,7 +136,7 @@ def test_small_margins_lower_confidence_once_learnt() -> None:
 def test_margin_evidence_leaves_the_unseen_alone() -> None:
     evidence = MarginEvidence()
     for _ in range(300):
-        evidence.learn(0.01, 0.9, accepted=False)
+        evidence.learn([0.01], [0.9], 0)
     assert evidence.rate_given(0.01, 0.9) < 0.2
     assert evidence.rate_given(6.0, 0.9) == pytest.approx(0.9)
 

@@ -48,6 +48,8 @@ def check_ranges(config: SelectionConfig, context: int, drafted: int) -> None:
     allowed = max(config.allowance(context), config.sinks + config.window)
     assert config.tokens_read(context, 0) < allowed + config.unit
     assert config.tokens_read(context, drafted) == config.tokens_read(context, 0) + drafted
+    below, listed = config.tail_start(context) - config.sinks, config.num_units(context) * config.unit
+    assert config.tokens_skipped(context) == below - listed
 
 
 @given(configs(), st.integers(1, 5000))

@@ -77,12 +77,11 @@ class _Counts:
             self.passed = [count / self.unit for count in self.passed]
             self.total_reached, self.total_passed = sum(self.reached), sum(self.passed)
             self.unit = 1.0
-        self.total_reached += self.unit * num_reached
-        self.total_passed += self.unit * num_passed
-        for j in range(num_reached):
-            self.reached[j] += self.unit
-        for j in range(num_passed):
-            self.passed[j] += self.unit
+        unit = self.unit
+        self.total_reached += unit * num_reached
+        self.total_passed += unit * num_passed
+        self.reached[:num_reached] = [count + unit for count in self.reached[:num_reached]]
+        self.passed[:num_passed] = [count + unit for count in self.passed[:num_passed]]
 
 
 @dataclass(slots=True)
@@ -243,13 +242,8 @@ class SurvivalEstimator:
         return record.rates
 
     def _learn_margins(self, record: _Record, num_drafted: int, num_accepted: int) -> None:
-        learn = self._margins.learn
         seen = record.margins[: min(num_accepted + 1, num_drafted, self.limit)]
-        for margin, rate in zip(seen[:num_accepted], self._rates(record), strict=False):
-            if margin is not None:
-                learn(margin, rate, accepted=True)
-        if len(seen) > num_accepted and (missed := seen[-1]) is not None:
-            learn(missed, self._rates(record)[num_accepted], accepted=False)
+        self._margins.learn(seen, self._rates(record), num_accepted)
         record.margins = []
         record.confidence = 1.0
 
