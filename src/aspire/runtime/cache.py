@@ -107,6 +107,7 @@ class SlotState:
     def scratch(self) -> int:
         return self.num_slots
 
-    def admit(self, slot: int, num_known: int) -> None:
-        self.num_known[slot] = num_known
-        self.tokens[slot] = 0
+    def admit(self, slots: Tensor, num_known: Tensor) -> None:
+        """Slots int64 [A] have new owners, who know that many tokens, int64 [A]."""
+        self.num_known.index_copy_(0, slots, num_known)
+        self.tokens.index_fill_(0, slots, 0)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from aspire.runtime.cache import SlotState
 from aspire.runtime.grammars import Grammars
 from aspire.runtime.graphs import Buckets, StepGraphs
 from aspire.runtime.judges import Judge, Outcome
-from aspire.runtime.sampling import Mode, SlotSampling
+from aspire.runtime.sampling import Mode, SlotSampling, fractions_of, integers_of
 from aspire.runtime.staging import Staging
 from aspire.runtime.step import Located, locate, pick_rows, settle
 from aspire.runtime.verdicts import Logprobs, PendingStep, PromptLogprobs, num_picks, pack_outcome, to_host
@@ -66,6 +67,7 @@ class Runner:
         self.grammars = grammars
         self.judge = judge
         self.builder = builder
+        self.arrivals = Staging(builder.device)
         self.results = Staging(builder.device)
         self.graphs: StepGraphs | None = None
 
@@ -161,12 +163,22 @@ class Runner:
         return outcome, Logprobs(token_logprobs(raw, token, max(0, *wants.num_top)), wants.num_top)
 
     def _admit(self, plan: StepPlan, requests: Mapping[str, Request]) -> None:
-        for admission in plan.admissions:
-            request, slot = requests[admission.request_id], admission.slot
-            self.state.admit(slot, admission.num_known)
-            self.sampling.admit(slot, request.params, request.seed)
-            self.pipeline.admit(slot, request)
-            self.grammars.admit(slot, request)
+        if not plan.admissions:
+            return
+        admitted = [requests[admission.request_id] for admission in plan.admissions]
+        for admission, request in zip(plan.admissions, admitted, strict=True):
+            self.sampling.admit(admission.slot, request.params)
+            self.pipeline.admit(admission.slot, request)
+            self.grammars.admit(admission.slot, request)
+        integers = np.array([(admission.slot, admission.num_known, *integers_of(request.params, request.seed))
+                             for admission, request in zip(plan.admissions, admitted, strict=True)], dtype=np.int64)
+        fractions = np.array([fractions_of(request.params) for request in admitted], dtype=np.float64)
+        values = np.concatenate([integers.T, fractions.T.view(np.int64)])  # [7, A]
+        host = self.arrivals.claim(values.size).view(values.shape)
+        host.numpy()[:] = values
+        packed = self.arrivals.copy(host)
+        self.state.admit(packed[0], packed[1])
+        self.sampling.store(packed[0], packed[2:4], packed[4:].view(torch.float64))
 
     def _wants(self, plan: StepPlan, requests: Mapping[str, Request]) -> Wants:
         slots = tuple([row.slot for row in plan.rows if row.samples])

@@ -20,6 +20,14 @@ def mode_of(params: SamplingParams) -> Mode:
     return "filtered" if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else "plain"
 
 
+def integers_of(params: SamplingParams, seed: int) -> tuple[int, int]:
+    return max(0, params.top_k), seed_bits(seed)
+
+
+def fractions_of(params: SamplingParams) -> tuple[float, float, float]:
+    return params.temperature, params.top_p, params.min_p
+
+
 class SlotSampling:
     """Sampling values of every slot, [S + 1] each; the last entry is scratch."""
 
@@ -33,16 +41,20 @@ class SlotSampling:
         self._modes: list[Mode] = ["greedy"] * size
         self._showing: set[int] = set()  # slots whose requests want log probabilities
 
-    def admit(self, slot: int, params: SamplingParams, seed: int) -> None:
-        self.temperature[slot] = params.temperature
-        self.top_k[slot] = max(0, params.top_k)
-        self.top_p[slot] = params.top_p
-        self.min_p[slot] = params.min_p
-        self.seed[slot] = seed_bits(seed)
+    def admit(self, slot: int, params: SamplingParams) -> None:
+        """The host's part: the slot now belongs to a request that asks for that."""
         self._modes[slot] = mode_of(params)
         self._showing.discard(slot)
         if params.logprobs is not None:
             self._showing.add(slot)
+
+    def store(self, slots: Tensor, integers: Tensor, fractions: Tensor) -> None:
+        """The device's part: slots int64 [A] take the values of `integers_of`, int64 [2, A], and of `fractions_of`,
+        float64 [3, A]."""
+        for table, values in zip((self.top_k, self.seed), integers, strict=True):
+            table.index_copy_(0, slots, values.to(table.dtype))
+        for table, values in zip((self.temperature, self.top_p, self.min_p), fractions, strict=True):
+            table.index_copy_(0, slots, values.to(table.dtype))
 
     def shows(self, slots: Sequence[int]) -> bool:
         """Whether a request in one of these slots wants log probabilities."""

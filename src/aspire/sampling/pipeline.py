@@ -54,10 +54,12 @@ class LogitsPipeline:
     def admit(self, slot: int, request: Request) -> None:
         """The slot now belongs to the request, whose output so far (after a preemption) counts."""
         for adjustment, users in zip(self._adjustments, self._users, strict=True):
+            wanted, was_user = adjustment.wanted(request.params), slot in users
             users.discard(slot)
-            if adjustment.wanted(request.params):
+            if wanted:
                 users.add(slot)
-            adjustment.admit(slot, request)
+            if wanted or was_user:  # others find it as it was made, without effect
+                adjustment.admit(slot, request)
 
     def needed(self, slots: Sequence[int]) -> bool:
         """Whether any of these slots has something to adjust; else `apply` and `commit` may be left out."""
