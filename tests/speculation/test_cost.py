@@ -60,8 +60,8 @@ def test_bytes_of_drafts_that_renew_seldom() -> None:
 def test_bytes_of_a_plan_are_those_of_its_rows(refresh_every: int) -> None:
     """Planted faults: sliding layers left out; lists of refresh layers read in renewing drafts too."""
     rows = (Row("a", 0, RowKind.SPARSE, 3004, 1, 5, True), Row("b", 1, RowKind.FULL, 999, 4, 3, True),
-            Row("c", 2, RowKind.FULL, 256, 128, 0, False, tokens=(1,) * 128), Row("d", 3, RowKind.SPARSE, 70, 1, 3, True),
-            Row("e", 3, RowKind.SPARSE, 900, 1, 0, True))
+            Row("c", 2, RowKind.FULL, 256, 128, 0, False, tokens=(1,) * 128),
+            Row("d", 3, RowKind.SPARSE, 70, 1, 3, True), Row("e", 3, RowKind.SPARSE, 900, 1, 0, True))
     kv = kv_shape(per_layer_lists(10, (2, 6), dense=(4, 5), refresh_every=refresh_every), SelectionConfig(budget=512),
                   100, windows=(None,) * 4 + (128, 128) + (None,) * 4)
     assert kv.plan_bytes(StepPlan(0, rows)) == sum([

@@ -14,6 +14,7 @@ from aspire.request import FinishReason, Request
 from aspire.schedule.blocks import BlockPool
 from aspire.schedule.commit import append_prompt_logprobs, append_tokens, check_verdict, count_verification, max_emitted
 from aspire.schedule.entry import Entry
+from aspire.schedule.limits import check_size
 from aspire.schedule.offload import Offload
 from aspire.schedule.plan import Admission, Row, RowKind, StepPlan, Verdict
 from aspire.schedule.residency import Residency
@@ -93,7 +94,9 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. ValueError when it could never run; nothing is changed then."""
-        self.check_fits(request)
+        if request.request_id in self._entries:
+            raise ValueError(f"request_id must be unique among unfinished requests, got {request.request_id!r}")
+        check_size(request, self.pool, max_model_len=self.config.max_model_len)
         if not request.counters.arrival_time:
             request.counters.arrival_time = self._clock()
         entry = Entry(request, (request.priority, self._arrivals))
@@ -184,21 +187,6 @@ class Scheduler:
         assert names == sorted(self._entries), f"unfinished are {sorted(self._entries)}, kept are {names}"
         assert self._entries or self.pool.num_free == self.pool.num_blocks, "idle, but blocks are held"
 
-    def check_fits(self, request: Request) -> None:
-        """ValueError, with the numbers, when the request could never run here."""
-        name, num_prompt = request.request_id, request.num_prompt
-        if name in self._entries:
-            raise ValueError(f"request_id must be unique among unfinished requests, got {name!r}")
-        if num_prompt < 1:
-            raise ValueError(f"prompt of request {name!r} must hold at least 1 token, got 0")
-        if request.max_total > self.config.max_model_len or request.max_total <= num_prompt:
-            raise ValueError(f"request {name!r}: prompt ({num_prompt} tokens) plus at least 1 token of output must be "
-                             f"within max_model_len ({self.config.max_model_len}), got {request.max_total} in all")
-        if self.pool.blocks_for(request.max_total) > self.pool.num_blocks:
-            capacity = self.pool.num_blocks * self.config.block_size
-            raise ValueError(f"request {name!r}: prompt plus max_tokens must fit the KV cache of {capacity} tokens "
-                             f"({self.pool.num_blocks} blocks of {self.config.block_size}), got {request.max_total}")
-
     def _plan_prefill(self, entries: list[Entry], budget: int) -> list[Row]:
         rows: list[Row] = []
         for entry in entries:
@@ -210,7 +198,7 @@ class Scheduler:
             row = Row(request.request_id, entry.slot, FULL, start, stop - start, 0, stop == num_known,
                       tuple(entry.tokens(start, stop)), stop == num_known)
             entry.has_full_row = row.samples
-            entry.turn = self._next_turn()
+            self._turns = entry.turn = self._turns + 1
             entry.pending += max_emitted(row)
             request.num_computed = stop
             # Findable from now on: whoever reads these blocks does so in a later step.
@@ -243,10 +231,6 @@ class Scheduler:
         self._turns = turn
         rows += [decode(entry, DRAFT) for entry in dropped[:budget]]
         return rows
-
-    def _next_turn(self) -> int:
-        self._turns += 1
-        return self._turns
 
     def _decide(self, entries: list[Entry], rooms: list[int], num_prefill: int) -> list[Decision]:
         """The cadence's wish for every decoding request."""
