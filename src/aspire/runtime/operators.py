@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from aspire.ops.copy_blocks import reference as copy_blocks_reference
+from aspire.ops.copy_blocks.store import BlockStore
 from aspire.ops.judge import reference as judge_reference
 from aspire.ops.key_scores import reference as key_scores_reference
 from aspire.ops.sample import reference as sample_reference
@@ -20,20 +22,22 @@ class Operators:
     select_into: Callable[..., None]
     sample: Callable[[Tensor, SamplingRows], Picks]
     judge: Callable[[Tensor, Tensor, Tensor], Tensor]
+    copy_blocks: Callable[[BlockStore, Tensor, BlockStore, Tensor], None]
 
 
 def reference_operators() -> Operators:
     """Plain torch, any device."""
     return Operators(key_scores_reference.key_scores, select_topk_reference.select_into, sample_reference.sample,
-                     judge_reference.judge)
+                     judge_reference.judge, copy_blocks_reference.copy_blocks)
 
 
 def triton_operators() -> Operators:
     """Kernels, for CUDA or Triton's interpreter."""
+    from aspire.ops.copy_blocks import triton as copy_blocks_triton
     from aspire.ops.judge import triton as judge_triton
     from aspire.ops.key_scores import triton as key_scores_triton
     from aspire.ops.sample import triton as sample_triton
     from aspire.ops.select_topk import triton as select_topk_triton
 
     return Operators(key_scores_triton.key_scores, select_topk_triton.select_into, sample_triton.sample,
-                     judge_triton.judge)
+                     judge_triton.judge, copy_blocks_triton.copy_blocks)
