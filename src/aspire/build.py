@@ -27,12 +27,14 @@ from aspire.runtime.batch import BatchBuilder, BatchLayout
 from aspire.runtime.cache import KVCache, KVShape, Selection, SlotState
 from aspire.runtime.devices import DeviceKit, check_kv_dtype, choose_device, device_kit, device_name, pool_blocks
 from aspire.runtime.grammars import Constraints, Grammars
+from aspire.runtime.host_tier import HostTier, host_tier
 from aspire.runtime.judges import Judge, RejectionJudge, SharedNoiseJudge
 from aspire.runtime.operators import Operators
 from aspire.runtime.runner import Model, Runner
 from aspire.runtime.sampling import Mode, SlotSampling
 from aspire.sampling.pipeline import LogitsPipeline
 from aspire.schedule.blocks import BlockPool
+from aspire.schedule.offload import Offload
 from aspire.schedule.scheduler import Scheduler, SchedulerConfig
 from aspire.speculation.calibration import Calibration, CalibrationKey, find_calibration
 from aspire.speculation.cost import CostModel, kv_shape, nominal
@@ -133,18 +135,21 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
         lookahead *= 2
     shape = _kv_shape(config, spec, lookahead, device)
     setup, state, sampling = _device_state(config, spec, policy, shape, kit, lookahead=lookahead, device=device)
+    kv = kv_reads(config, spec, policy)
+    cost = nominal(kv) if calibration is None else calibration.cost(kv)
+    tier = _host_tier(config, spec, setup, cost)
     pipeline = LogitsPipeline(config.batch.max_num_seqs, spec.vocab_size, eos_token_ids=spec.eos_token_ids,
                               tokenizer=tokenizer, device=device)
     constraints = Constraints(tokenizer, spec.vocab_size, spec.eos_token_ids)
     grammars = Grammars(config.batch.max_num_seqs, spec.vocab_size, constraints)
     runner = Runner(model, setup, state=state, sampling=sampling, pipeline=pipeline, grammars=grammars,
                     judge=wrap_judge(_judge(config, spec, state, sampling, setup.operators)),
-                    builder=BatchBuilder(_layout(policy, state), device=device))
+                    builder=BatchBuilder(_layout(policy, state), device=device),
+                    mover=None if tier is None else tier.mover)
     if device.type == "cuda" and config.model.cuda_graphs and kit.backend.captures:
         _capture(config, policy, runner, lookahead=lookahead, progress=progress)
-    kv = kv_reads(config, spec, policy)
-    scheduler = _scheduler(config, policy, shape, pool_type, lookahead=lookahead,
-                           cost=nominal(kv) if calibration is None else calibration.cost(kv))
+    scheduler = _scheduler(config, policy, shape, pool_type, lookahead=lookahead, cost=cost,
+                           offload=None if tier is None else tier.offload)
     facts = ModelFacts(
         name=config.model.served_model_name or config.model.model, vocab_size=spec.vocab_size,
         max_model_len=_limit(config), eos_token_ids=spec.eos_token_ids, tokenizer=tokenizer,
@@ -230,6 +235,12 @@ def _device_state(config: EngineConfig, spec: ModelSpec, policy: Policy, shape: 
     return setup, state, SlotSampling(slots, device=device)
 
 
+def _host_tier(config: EngineConfig, spec: ModelSpec, setup: LayerSetup, cost: CostModel) -> HostTier | None:
+    return host_tier(config.cache.kv_offload_gb, setup.cache, setup.operators.copy_blocks,
+                     num_parameters=spec.num_parameters(), dtype=getattr(torch, config.model.dtype), cost=cost,
+                     max_num_seqs=config.batch.max_num_seqs)
+
+
 def _layout(policy: Policy, state: SlotState) -> BatchLayout:
     speculates = policy.draft_limit > 0 or policy.sparse_emits
     queries = policy.selection.queries or policy.draft_limit + 1
@@ -247,10 +258,10 @@ def _judge(config: EngineConfig, spec: ModelSpec, state: SlotState, sampling: Sl
 
 
 def _scheduler(config: EngineConfig, policy: Policy, shape: KVShape, pool_type: type[BlockPool], *,
-               lookahead: int, cost: CostModel) -> Scheduler:
+               lookahead: int, cost: CostModel, offload: Offload | None) -> Scheduler:
     return Scheduler(
         SchedulerConfig(max_num_seqs=config.batch.max_num_seqs,
                         max_num_batched_tokens=config.batch.max_num_batched_tokens, max_model_len=_limit(config),
                         block_size=shape.block_size, lookahead=lookahead, sparse_emits=policy.sparse_emits),
         pool_type(shape.num_blocks, shape.block_size, config.cache.enable_prefix_caching), policy.cadence,
-        acceptance=policy.new_estimator(), cost=cost)
+        acceptance=policy.new_estimator(), cost=cost, offload=offload)

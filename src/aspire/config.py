@@ -70,7 +70,8 @@ class CacheConfig:
     """num_blocks: None sizes the pool from free memory (CUDA) or from max_num_seqs and a 4 GiB ceiling (CPU).
 
     kv_cache_dtype: auto (the model's), or one of KV_DTYPES. kv_scale: what a unit of an 8-bit cache is worth; keys and
-    values beyond 448 times it are cut off.
+    values beyond 448 times it are cut off. kv_offload_gb: GiB of host memory for the blocks of preempted and ended
+    requests, which come back from there instead of being computed anew.
     """
 
     block_size: int = 16
@@ -79,6 +80,7 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     kv_cache_dtype: str = "auto"
     kv_scale: float = 1.0
+    kv_offload_gb: float = 0.0
 
     def __post_init__(self) -> None:
         _require(_is_count(self.block_size), "block_size", self.block_size, "an integer >= 1")
@@ -92,6 +94,10 @@ class CacheConfig:
                  self.kv_scale, "a number above 0")
         _require(self.kv_scale == 1.0 or self.kv_cache_dtype.startswith("fp8"), "kv_scale", self.kv_scale,
                  "1 unless kv_cache_dtype is fp8")
+        _require(isinstance(self.kv_offload_gb, (int, float)) and 0 <= self.kv_offload_gb < float("inf"),
+                 "kv_offload_gb", self.kv_offload_gb, "a number >= 0 (GiB)")
+        _require(self.kv_offload_gb == 0 or self.enable_prefix_caching, "kv_offload_gb", self.kv_offload_gb,
+                 "0 without enable_prefix_caching: what is offloaded is found by its prefix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +164,7 @@ class EngineOptions(TypedDict, total=False):
     enable_prefix_caching: bool
     kv_cache_dtype: str
     kv_scale: float
+    kv_offload_gb: float
     max_num_seqs: int
     max_num_batched_tokens: int
     loop: Literal["auto", "plain", "overlapped"]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from aspire.request import Request, SamplingParams
+from aspire.schedule.host import HostPool
+from aspire.schedule.offload import CopyPrice, Offload
 from aspire.schedule.plan import Direction, StepPlan
 from aspire.speculation.cadence import Always, Lockstep
 from aspire.testing.schedule import RandomCadence, drive
@@ -68,7 +70,7 @@ def test_nothing_is_recomputed_when_the_host_has_room(make_setup: MakeSetup, cad
     """
     runs = {}
     for host_blocks in (0, 400):
-        setup = make_setup(cadence, num_blocks=30, block_size=4, max_num_seqs=5, budget=budget, lag=lag,
+        setup = make_setup(cadence, num_blocks=26, block_size=4, max_num_seqs=5, budget=budget, lag=lag,
                            host_blocks=host_blocks)
         requests, watch = crowd(setup), Watch()
         drive(setup.scheduler, setup.device, lag=lag, after=watch)
@@ -134,7 +136,11 @@ def test_others_go_on_while_blocks_travel(make_setup: MakeSetup) -> None:
 
 
 def test_a_new_request_lets_others_go_on_while_its_blocks_are_copied_away(make_setup: MakeSetup) -> None:
-    """Planted fault: awaits set from what a request's own copies are, not from all copies of its blocks."""
+    """It gets the end of the table that leaves, of whose seven copies these five are the first: three steps.
+
+    Planted faults: awaits set from what a request's own copies are, not from all copies of its blocks; copies in the
+    order of the table, of which it would await all seven.
+    """
     setup = make_setup(Always(), num_blocks=16, max_num_seqs=3, host_blocks=50, copies_per_step=2)
     setup.add("old", prompt(0, 12), 40)
     setup.add("mid", prompt(40, 20), 12)
@@ -143,7 +149,8 @@ def test_a_new_request_lets_others_go_on_while_its_blocks_are_copied_away(make_s
     drive(setup.scheduler, setup.device, after=watch)
     seated = next(plan for plan in watch.plans if any(a.request_id == "young" for a in plan.admissions))
     assert (copies(seated, Direction.TO_HOST), copies(seated, Direction.TO_DEVICE)) == (7, 0)
-    assert [rows_of(plan) for plan in watch.plans[seated.step:seated.step + 5]] == [["old"]] * 4 + [["old", "young"]]
+    after = [rows_of(plan) for plan in watch.plans[seated.step:seated.step + 5]]
+    assert after == [["old"]] * 3 + [["old", "young"]] * 2
 
 
 def test_who_is_alone_does_not_wait(make_setup: MakeSetup) -> None:
@@ -229,3 +236,22 @@ def test_a_lossy_policy_offloads_only_what_full_rows_wrote(make_setup: MakeSetup
     drive(setup.scheduler, setup.device, after=watch)
     assert watch.preempted
     assert all(request.output_token_ids == setup.output(request) for request in requests)
+
+
+def test_what_is_given_away_first_is_copied_first() -> None:
+    """The pool reuses a table from its end, and whoever gets a block waits for its copy; but the beginning is what
+    has a place. Planted fault: copies in the order of the table."""
+    offload = Offload(HostPool(4), 8)
+    offload.save("r", [(10 + index, bytes([index])) for index in range(6)])
+    assert [copy.block for copy in offload.take_copies()] == [13, 12, 11, 10]
+    offload.host.disclaim("r")
+    offload.keep([(20 + index, bytes([7, index])) for index in range(3)])
+    assert [copy.block for copy in offload.take_copies()] == [22, 21, 20]
+
+
+def test_price_of_a_copy() -> None:
+    """Planted fault: the comparison turned round."""
+    price = CopyPrice(copy=1e-4, compute=2e-4, step=0.0105)
+    assert (price.pays, price.copies_per_step) == (True, 105)
+    slow = CopyPrice(copy=2e-2, compute=1e-2, step=1e-2)
+    assert (slow.pays, slow.copies_per_step) == (False, 1)

@@ -47,6 +47,8 @@ ENGINE_FLAGS = (
     Flag("kv_cache_dtype", str, "auto (the model's), float16, bfloat16, or fp8: half the memory, 4 significant bits",
          "NAME"),
     Flag("kv_scale", float, "What a unit of an fp8 cache is worth; default 1", "X"),
+    Flag("kv_offload_gb", float, "GiB of host memory for KV of preempted and ended requests; default 0: it is computed "
+         "anew", "GIB"),
     Flag("dtype", str, "auto, float32, bfloat16 or float16; auto is float32 on CPU", "NAME"),
     Flag("device", str, "auto, cpu or cuda", "NAME"),
     Flag("load_format", str, "auto, safetensors, gguf or dummy", "NAME"),

@@ -13,7 +13,7 @@ from aspire.runtime.cache import KVShape
 from aspire.runtime.operators import Operators, reference_operators
 
 CPU_POOL_BYTES = 4 << 30
-RESERVE_BYTES = 3 << 30  # activations, logits, probe buffers and graphs of a CUDA engine
+RESERVE_BYTES = 3 << 30  # activations, logits, probe buffers, graphs, what KV offload gathers in
 
 
 @dataclass(frozen=True, slots=True)

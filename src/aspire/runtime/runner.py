@@ -18,6 +18,7 @@ from aspire.runtime.cache import SlotState
 from aspire.runtime.grammars import Grammars
 from aspire.runtime.graphs import Buckets, StepGraphs
 from aspire.runtime.judges import Judge, Outcome
+from aspire.runtime.offload import BlockMover
 from aspire.runtime.sampling import Mode, SlotSampling, fractions_of, integers_of
 from aspire.runtime.staging import Staging
 from aspire.runtime.step import Located, locate, pick_rows, settle
@@ -58,7 +59,9 @@ class Runner:
     """Owns the device state of all slots. Requests are looked up by id when a slot is admitted."""
 
     def __init__(self, model: Model, setup: LayerSetup, *, state: SlotState, sampling: SlotSampling,
-                 pipeline: LogitsPipeline, grammars: Grammars, judge: Judge, builder: BatchBuilder) -> None:
+                 pipeline: LogitsPipeline, grammars: Grammars, judge: Judge, builder: BatchBuilder,
+                 mover: BlockMover | None = None) -> None:
+        """mover: carries out copies to and from host memory; None: plans have none."""
         self.model = model
         self.setup = setup
         self.state = state
@@ -67,6 +70,7 @@ class Runner:
         self.grammars = grammars
         self.judge = judge
         self.builder = builder
+        self.mover = mover
         self.arrivals = Staging(builder.device)
         self.results = Staging(builder.device)
         self.graphs: StepGraphs | None = None
@@ -87,6 +91,8 @@ class Runner:
     def launch(self, plan: StepPlan, requests: Mapping[str, Request]) -> PendingStep:
         """Start a step; its effects on slots and cache are ordered before those of the next launch."""
         self._admit(plan, requests)
+        if self.mover is not None:
+            self.mover.apply(plan)
         if not plan.rows:
             return PendingStep(plan, None)
         wants = self._wants(plan, requests)

@@ -4,9 +4,32 @@ Decides what is copied and when a request may count on it; who holds which devic
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from aspire.schedule.host import HostPool
 from aspire.schedule.plan import BlockCopy, Direction
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPrice:
+    """Seconds, of one block: copying it back from host memory, and computing its tokens anew; and of a decoding step.
+
+    Both grow with the number of blocks (attention makes computing dearer than that), so whether copying pays does not
+    depend on the request. It is the latency of the two that is compared: copies also leave the processors to others.
+    """
+
+    copy: float
+    compute: float
+    step: float
+
+    @property
+    def pays(self) -> bool:
+        return self.copy < self.compute
+
+    @property
+    def copies_per_step(self) -> int:
+        """Copies that a step hides; at least one, so that they get on."""
+        return max(1, int(self.step / self.copy))
 
 
 class Offload:
@@ -37,13 +60,11 @@ class Offload:
 
     def save(self, request_id: str, contents: Sequence[tuple[int, bytes]]) -> None:
         """A request was preempted: its blocks, with their keys, go to the host as far as there is room."""
-        placed = self.host.claim(request_id, [key for _block, key in contents])
-        self._enqueue((contents[index][0], host_block, Direction.TO_HOST) for index, host_block in placed)
+        self._send(contents, self.host.claim(request_id, [key for _block, key in contents]))
 
     def keep(self, contents: Sequence[tuple[int, bytes]]) -> None:
         """A request has ended: others may want the beginning of it, if nobody has a better use for the room."""
-        placed = self.host.keep([key for _block, key in contents])
-        self._enqueue((contents[index][0], host_block, Direction.TO_HOST) for index, host_block in placed)
+        self._send(contents, self.host.keep([key for _block, key in contents]))
 
     def restore(self, request_id: str, missing: Iterable[tuple[int, bytes]]) -> None:
         """A request is seated: what its table lacks comes back. The host's contents stay, for the next preemption."""
@@ -70,6 +91,10 @@ class Offload:
         strays = [name for name in self.host.claimants if name not in waiting]
         assert not strays, f"{strays} claim host blocks and do not wait"
         assert self._num_through <= self._num_launched <= self._num_queued, "copies are through before they began"
+
+    def _send(self, contents: Sequence[tuple[int, bytes]], placed: Sequence[tuple[int, int]]) -> None:
+        """The last block first: that is how the pool gives them away, and who gets one waits for its copy."""
+        self._enqueue((contents[index][0], host_block, Direction.TO_HOST) for index, host_block in reversed(placed))
 
     def _enqueue(self, copies: Iterable[tuple[int, int, Direction]]) -> None:
         for block, host_block, direction in copies:
