@@ -18,12 +18,21 @@ STRIDE = 7919  # between the coins of neighbouring seeds
 
 
 class PretendCached(BlockPool):
-    """A pool that takes every prompt but its last token as computed."""
+    """A pool that takes every prompt but its last token as computed, once: after a preemption it is honest. No request
+    is new to it once `pretends` is off."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        super().__init__(num_blocks, block_size, enable_prefix_caching)
+        self.pretends = True
+        self._pretended: set[str] = set()
 
     def allocate(self, request_id: str, token_ids: Sequence[int], num_tokens: int, salt: bytes = b"",
                  elsewhere: Container[bytes] = ()) -> Allocation | None:
         allocation = super().allocate(request_id, token_ids, num_tokens, salt, elsewhere)
-        return None if allocation is None else replace(allocation, num_cached_tokens=max(0, len(token_ids) - 1))
+        if allocation is None or not self.pretends or request_id in self._pretended:
+            return allocation
+        self._pretended.add(request_id)
+        return replace(allocation, num_cached_tokens=max(0, len(token_ids) - 1))
 
 
 class ReplayJudge:

@@ -165,7 +165,7 @@ class Bench:
               prompts: Sequence[Sequence[int]] | None = None) -> tuple[Engine, Recorder]:
         """An engine that holds the whole workload and has not stepped yet."""
         recorder = Recorder()
-        engine = self._engine(policy, work, recorder)
+        engine = self.engine(policy, work, recorder)
         prompts = prompts or self._random_prompts(work)
         for index, prompt in enumerate(prompts):
             engine.add(str(index), prompt, SamplingParams(temperature=work.temperature, max_tokens=work.new_tokens,
@@ -178,7 +178,8 @@ class Bench:
         prompts: list[list[int]] = torch.randint(0, self.spec.vocab_size, size, generator=generator).tolist()
         return prompts
 
-    def _engine(self, policy: str, work: Workload, recorder: Recorder) -> Engine:
+    def engine(self, policy: str, work: Workload, recorder: Recorder) -> Engine:
+        """An engine without requests, as large as the workload."""
         limit = work.context + work.new_tokens + 1
         options: EngineOptions = {"max_num_seqs": work.batch, "max_model_len": min(limit, self.spec.max_model_len),
                                   "max_num_batched_tokens": 8192, "dtype": self.dtype,

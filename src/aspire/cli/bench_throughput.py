@@ -23,6 +23,7 @@ def throughput(
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant")] = False,
     kv_cache_dtype: Annotated[str, typer.Option(metavar="NAME", help="As for serve")] = "auto",
     attention_backend: Annotated[str, typer.Option(metavar="NAME", help="As for serve")] = "auto",
+    kv_offload_gb: Annotated[float, typer.Option(min=0, metavar="GIB", help="As for serve")] = 0.0,
     prefill: Annotated[bool, typer.Option(
         "--prefill", help="Compute the context instead of filling it with noise, and rate that")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Also show where the device's time goes")] = False,
@@ -43,7 +44,8 @@ def throughput(
         changes[name] = Overrides(refresh_every=refresh_every) if renews else NO_OVERRIDES
     options: EngineOptions = {"loop": loop, "batch_invariant": batch_invariant,  # type: ignore[typeddict-item]
                               "attention_backend": attention_backend,
-                              "kv_cache_dtype": kv_cache_dtype, "capture_at_start": False}
+                              "kv_cache_dtype": kv_cache_dtype, "capture_at_start": False,
+                              "kv_offload_gb": kv_offload_gb, "enable_prefix_caching": kv_offload_gb > 0}
     bench = Bench(shape, model=None, dtype=dtype, options=options)
     works = {name: Workload(batch, context, new_tokens, temperature, not prefill,
                             None if name == "autoregressive" else replay_acceptance, changes[name])

@@ -32,6 +32,7 @@ COMMANDS = {
     "trace": Command("aspire.cli.trace:trace", "Pictures and a Perfetto trace of a recorded run."),
     "bench serve": Command("aspire.cli.bench_serve:bench_serve", "Load a running server."),
     "bench throughput": Command("aspire.cli.bench_throughput:throughput", "Decode steps against the byte roofline."),
+    "bench offload": Command("aspire.cli.bench_offload:offload", "KV in host memory: what it saves under pressure."),
     "bench acceptance": Command("aspire.cli.bench_acceptance:acceptance", "Acceptance of selections on real text."),
     "bench compare": Command("aspire.cli.bench_compare:compare", "Policies side by side on the same prompts."),
     "bench simulate": Command("aspire.cli.bench_simulate:simulate", "Policies in a simulated batch."),
