@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 TOKENS_PER_STEP = 3
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+ENDING = b"\r\n0\r\n\r\n"
 
 
 def main() -> None:
@@ -51,24 +51,24 @@ def main() -> None:
         [sys.executable, str(ROOT / "tests" / "server" / "serve_fake.py"), str(port), str(arguments.step_seconds), "1"],
         stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
     try:
-        result = asyncio.run(measure(port, arguments))
+        result = measure(port, arguments)
     finally:
         server.terminate()
         server.wait(10)
     print(json.dumps({"load_before": load, **result}))
 
 
-async def measure(port: int, arguments: argparse.Namespace) -> dict[str, float]:
-    await until_up(port)
-    connection = await asyncio.open_connection("127.0.0.1", port)
-    single = [await request(port, TOKENS_PER_STEP, connection) for _ in range(arguments.requests)]
+def measure(port: int, arguments: argparse.Namespace) -> dict[str, float]:
+    until_up(port)
+    connection = socket.create_connection(("127.0.0.1", port))
+    single = [request(connection) for _ in range(arguments.requests)]
     alone = [engine_alone(arguments, streams=1, steps=1)[0] for _ in range(arguments.requests // 4)]
     added = statistics.median(single) - statistics.median(alone)
-    busy = await probe(port, arguments, connection)
+    busy = probe(port, arguments, connection)
     added_busy = statistics.median(busy) - statistics.median(engine_busy(arguments, len(busy)))
     engine, engine_cpu = engine_alone(arguments, streams=arguments.streams, steps=arguments.steps)
     begun, cpu = time.perf_counter(), children_cpu()
-    await together(port, arguments)
+    asyncio.run(together(port, arguments))
     through = time.perf_counter() - begun
     chunks = arguments.streams * arguments.steps
     own_cpu = children_cpu() - cpu - engine_cpu
@@ -79,20 +79,20 @@ async def measure(port: int, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 async def together(port: int, arguments: argparse.Namespace) -> None:
-    await asyncio.gather(*(request(port, TOKENS_PER_STEP * arguments.steps) for _ in range(arguments.streams)))
+    await asyncio.gather(*(stream(port, TOKENS_PER_STEP * arguments.steps) for _ in range(arguments.streams)))
 
 
-async def probe(port: int, arguments: argparse.Namespace, connection: Connection) -> list[float]:
+def probe(port: int, arguments: argparse.Namespace, connection: socket.socket) -> list[float]:
     """Single requests, at random moments of the steps, while all streams run."""
     chance = random.Random(1)
     background = subprocess.Popen([sys.executable, __file__, "--background", str(port), "--steps",
                                    str(arguments.steps), "--streams", str(arguments.streams - 1)])
     seconds = []
     try:
-        await asyncio.sleep(1)  # until they run
+        time.sleep(1)  # until they run
         for _ in range(arguments.requests):
-            await asyncio.sleep(arguments.step_seconds * chance.random())
-            seconds.append(await request(port, TOKENS_PER_STEP, connection))
+            time.sleep(arguments.step_seconds * chance.random())
+            seconds.append(request(connection))
             if background.poll() is not None:
                 return seconds[:-1]
     finally:
@@ -152,32 +152,43 @@ def engine_alone(arguments: argparse.Namespace, *, streams: int, steps: int) -> 
     return time.perf_counter() - begun, time.process_time() - cpu
 
 
-async def request(port: int, max_tokens: int, connection: Connection | None = None) -> float:
-    """Seconds from asking to the end of a stream; on a connection of its own unless given one."""
+def written(max_tokens: int) -> bytes:
     body = json.dumps({"prompt": [97, 98, 99], "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
-    begun = time.perf_counter()
-    reader, writer = connection or await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                 b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+    return (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+
+
+def request(connection: socket.socket) -> float:
+    """Seconds from asking to the end of a stream of one engine step."""
+    begun, end = time.perf_counter(), b""
+    connection.sendall(written(TOKENS_PER_STEP))
+    while end != ENDING:
+        data = connection.recv(1 << 16)
+        assert data, "the stream must end properly"
+        end = (end + data)[-len(ENDING):]
+    return time.perf_counter() - begun
+
+
+async def stream(port: int, max_tokens: int) -> None:
+    """One of many streams, on a connection of its own, to its end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(written(max_tokens))
     end = b""
-    while end != b"\r\n0\r\n\r\n":
+    while end != ENDING:
         data = await reader.read(1 << 16)
         assert data, "the stream must end properly"
-        end = (end + data)[-7:]
-    seconds = time.perf_counter() - begun
-    if connection is None:
-        writer.close()
-    return seconds
+        end = (end + data)[-len(ENDING):]
+    writer.close()
 
 
-async def until_up(port: int) -> None:
+def until_up(port: int) -> None:
     for _ in range(1200):
         try:
-            await request(port, 1)
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                request(connection)
+                return
         except ConnectionError:
-            await asyncio.sleep(0.025)
-        else:
-            return
+            time.sleep(0.025)
     raise RuntimeError("the server did not come up")
 
 

@@ -25,6 +25,7 @@ from aspire.config import EngineOptions
 from aspire.request import RequestOutput, SamplingParams
 
 CLOSE_SECONDS = 10.0
+SETTLE_SECONDS = 0.005  # of idleness before the books are looked at: until then event loops send the ends of answers
 LAST_STEP_SECONDS = 1.0  # after a drain: a step of which nobody will see the result may be left to the process's end
 
 
@@ -197,11 +198,14 @@ class AsyncLLM:
 
     def _obey(self) -> bool:
         """Carry out what users asked for since the last step; sleep while there is nothing to do. False: stop."""
-        idle = not self._engine.has_unfinished
-        self._refresh_stats(idle)
+        if self._engine.has_unfinished:
+            self._refresh_stats(False)
+        else:
+            self._drop_closed_loops()
+            if not self._wait(SETTLE_SECONDS):
+                self._refresh_stats(True)
+                self._wait(None)
         with self._wake:
-            while idle and not self._commands and not self._stopping:
-                self._wake.wait()
             commands, self._commands = self._commands, []
             stopping = self._stopping
         for command in commands:
@@ -210,13 +214,21 @@ class AsyncLLM:
             self._refresh_stats(True)
         return not stopping
 
+    def _wait(self, seconds: float | None) -> bool:
+        """Until there is something to do, which it returns, or the time is over."""
+        with self._wake:
+            return self._wake.wait_for(lambda: bool(self._commands) or self._stopping, seconds)
+
     def _refresh_stats(self, force: bool) -> None:
         now = time.monotonic()
         if force or now - self._stats_time >= self.config.stats_interval:
             self.stats, self._stats_time = self._engine.stats(), now
-            for mailbox in list(self._mailboxes.values()):
-                if mailbox.loop.is_closed():
-                    self._drop_loop(mailbox)
+            self._drop_closed_loops()
+
+    def _drop_closed_loops(self) -> None:
+        for mailbox in list(self._mailboxes.values()):
+            if mailbox.loop.is_closed():
+                self._drop_loop(mailbox)
 
     def _admit(self, stream: OutputStream, admit: Callable[[], None]) -> None:
         if self._streams.get(stream.request_id) is not stream:

@@ -129,7 +129,8 @@ def make_server(llm: AsyncLLM, config: ServerConfig) -> DrainingServer:
     """The server object, for those who run the event loop themselves (tests do)."""
     return DrainingServer(uvicorn.Config(
         create_app(llm, config), log_config=None, access_log=False, lifespan="off", server_header=False,
-        timeout_keep_alive=30, timeout_graceful_shutdown=LAST_WORDS_SECONDS), llm, config.shutdown_grace)
+        proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=LAST_WORDS_SECONDS),
+        llm, config.shutdown_grace)
 
 
 def listen(config: ServerConfig) -> socket.socket:
