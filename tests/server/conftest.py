@@ -46,9 +46,10 @@ class LiveServer:
         return time.monotonic() - begun
 
     def wait_idle(self, seconds: float = 5.0) -> None:
-        """Until no request lives and no block is held."""
+        """Until no request lives, no block is held, and the metrics know it."""
         deadline = time.monotonic() + seconds
-        while self.llm.num_live or self.engine.stats().num_blocks_used or self.engine.has_unfinished:
+        while (self.llm.num_live or self.engine.stats().num_blocks_used or self.engine.has_unfinished
+               or self.llm.stats.num_steps < self.engine.stats().num_steps):
             assert time.monotonic() < deadline, f"still {self.llm.num_live} live, {self.engine.stats()}"
             time.sleep(0.005)
 

@@ -80,15 +80,28 @@ def test_packed_bodies_are_refused_as_such(shared: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"prompt":"\\ud800"}',
-                                  b'{"prompt":' + b"[" * 100000, b'{"prompt":[' + b"9" * 5000 + b"]}",
+                                  b'{"prompt":"\xed\xa0\x80"}', '{"prompt":"\\ud800"}'.encode("utf-16"),
+                                  '{"prompt":"x"}'.encode("utf-16-le"), b'{"prompt":' + b"[" * 100000, b'{"prompt":[' + b"9" * 5000 + b"]}",
                                   b'{"prompt":"x","temperature":NaN}', b'{"prompt":"x","temperature":1e999}'],
                          ids=lambda body: str(body[:24]))
 def test_broken_bodies(shared: LiveServer, body: bytes) -> None:
+    """Planted fault: bytes given to json, which takes UTF-16 and lone surrogates in UTF-8, so that prompts were not
+    encodable and the answer was 500."""
     with shared.client() as client:
         answer = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
     assert "Traceback" not in answer.text
+
+
+def test_what_is_no_object_is_told_so(shared: LiveServer) -> None:
+    """Planted fault: naming our own class."""
+    with shared.client() as client:
+        answer = client.post("/v1/chat/completions", content=b"[1]", headers={"Content-Type": "application/json"})
+        assert answer.json()["error"]["message"] == "the body must be a JSON object"
+        with_mark = b'\xef\xbb\xbf{"prompt":"x"}'
+        answer = client.post("/v1/completions", content=with_mark, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 200
 
 
 def test_paired_surrogates_are_fine(shared: LiveServer) -> None:

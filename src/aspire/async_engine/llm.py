@@ -25,7 +25,7 @@ from aspire.config import EngineOptions
 from aspire.request import RequestOutput, SamplingParams
 
 CLOSE_SECONDS = 10.0
-SETTLE_SECONDS = 0.005  # of idleness before the books are looked at: until then event loops send the ends of answers
+SETTLE_SECONDS = 0.001  # of idleness before the books are looked at: until then event loops send the ends of answers
 LAST_STEP_SECONDS = 1.0  # after a drain: a step of which nobody will see the result may be left to the process's end
 
 

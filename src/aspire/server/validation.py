@@ -16,9 +16,12 @@ Checked = TypeVar("Checked", bound=Body)
 def read_body(raw: bytes, kind: type[Checked]) -> Checked:
     """Raises ApiError naming the field at fault."""
     try:
-        data = json.loads(raw)
+        # Given bytes, json would also take UTF-16, and lone surrogates that no route can encode again.
+        data = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError):
-        raise bad_request("the body must be valid JSON", code="invalid_json") from None
+        raise bad_request("the body must be valid JSON in UTF-8", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise bad_request("the body must be a JSON object")
     try:
         return kind.model_validate(data)
     except ValidationError as error:

@@ -28,7 +28,10 @@ class FakeTokenizer:
         return 258
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [self.bos_token_id] * add_special_tokens + list(text.encode())
+        try:
+            return [self.bos_token_id] * add_special_tokens + list(text.encode())
+        except UnicodeEncodeError:
+            raise TypeError("TextEncodeInput must be text") from None  # what a real tokenizer says of lone surrogates
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         pieces: list[bytes] = []
