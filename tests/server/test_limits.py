@@ -81,7 +81,8 @@ def test_packed_bodies_are_refused_as_such(shared: LiveServer) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"prompt":"\\ud800"}',
                                   b'{"prompt":"\xed\xa0\x80"}', '{"prompt":"\\ud800"}'.encode("utf-16"),
-                                  '{"prompt":"x"}'.encode("utf-16-le"), b'{"prompt":' + b"[" * 100000, b'{"prompt":[' + b"9" * 5000 + b"]}",
+                                  '{"prompt":"x"}'.encode("utf-16-le"),
+                                  b'{"prompt":' + b"[" * 100000, b'{"prompt":[' + b"9" * 5000 + b"]}",
                                   b'{"prompt":"x","temperature":NaN}', b'{"prompt":"x","temperature":1e999}'],
                          ids=lambda body: str(body[:24]))
 def test_broken_bodies(shared: LiveServer, body: bytes) -> None:

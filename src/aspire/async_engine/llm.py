@@ -13,13 +13,7 @@ from typing_extensions import Unpack
 
 from aspire.async_engine.helpers import Helpers
 from aspire.async_engine.latency import Latency
-from aspire.async_engine.protocol import (
-    AsyncConfig,
-    DrainingError,
-    EngineDeadError,
-    EngineLike,
-    QueueFullError,
-)
+from aspire.async_engine.protocol import AsyncConfig, DrainingError, EngineDeadError, EngineLike, QueueFullError
 from aspire.async_engine.streams import Mailbox, OutputStream
 from aspire.config import EngineOptions
 from aspire.request import RequestOutput, SamplingParams
@@ -198,13 +192,12 @@ class AsyncLLM:
 
     def _obey(self) -> bool:
         """Carry out what users asked for since the last step; sleep while there is nothing to do. False: stop."""
+        self._drop_closed_loops()
         if self._engine.has_unfinished:
             self._refresh_stats(False)
-        else:
-            self._drop_closed_loops()
-            if not self._wait(SETTLE_SECONDS):
-                self._refresh_stats(True)
-                self._wait(None)
+        elif not self._wait(SETTLE_SECONDS):
+            self._refresh_stats(True)
+            self._wait(None)
         with self._wake:
             commands, self._commands = self._commands, []
             stopping = self._stopping
@@ -223,7 +216,6 @@ class AsyncLLM:
         now = time.monotonic()
         if force or now - self._stats_time >= self.config.stats_interval:
             self.stats, self._stats_time = self._engine.stats(), now
-            self._drop_closed_loops()
 
     def _drop_closed_loops(self) -> None:
         for mailbox in list(self._mailboxes.values()):
