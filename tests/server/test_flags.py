@@ -1,6 +1,7 @@
 """`aspire serve` and `python -m aspire.server`: every limit has a flag that reaches the server."""
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,4 +74,26 @@ def test_wrong_limits_are_refused_by_name(arguments: list[str], served: list[Any
     error = capsys.readouterr().err
     assert arguments[0][2:].replace("-", "_") in error
     assert error.count("\n") == 1
+    assert not served
+
+
+@pytest.mark.parametrize("arguments", [["--tool-call-parser", "x"], ["--reasoning-parser", "x"], ["--api-key", " "],
+                                       ["--chat-template", "/no/such"], ["--api-key-file", "/no/such"],
+                                       ["--log-level", "x"]], ids=lambda arguments: arguments[0])
+def test_errors_name_the_flag(arguments: list[str], served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Planted fault: ServerConfig's own name (tool_format) shown for a flag of another name."""
+    assert run(["serve", "some-model", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"aspire: error: {arguments[0][2:].replace('-', '_')} ")
+    assert not served
+
+
+@pytest.mark.parametrize("content", [b"", b"# no key yet\n\n", b"\xff\xfe"])
+def test_a_key_file_without_keys_is_refused(content: bytes, tmp_path: Path, served: list[Any],
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    """Planted fault: served without a key, open to all."""
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    assert run(["serve", "some-model", "--api-key-file", str(file)]) == 2
+    assert "api_key_file" in capsys.readouterr().err
     assert not served

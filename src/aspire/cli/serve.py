@@ -2,7 +2,6 @@
 
 import logging
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -42,7 +41,7 @@ SERVER_FLAGS = (
     Flag("log_level", str, "debug, info (default), warning or error", "NAME"),
 )
 _RENAMED = (("served_model_name", "served_model_names"), ("tool_call_parser", "tool_format"),
-            ("reasoning_parser", "reasoning_format"), ("enable_log_requests", "log_prompts"))
+            ("reasoning_parser", "reasoning_format"), ("enable_log_requests", "log_prompts"), ("api_key", "api_keys"))
 _LISTS = ("served_model_names", "allowed_origins")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -77,7 +76,7 @@ def _require_server_packages() -> None:
 
 def server_config(flags: Group) -> Any:
     """The ServerConfig of the given flags; fields without a flag keep their defaults."""
-    from aspire.server.__main__ import read_api_keys
+    from aspire.server.__main__ import read_api_keys, read_file
     from aspire.server.config import ServerConfig
 
     fields = dict(flags)
@@ -89,12 +88,16 @@ def server_config(flags: Group) -> Any:
         if name in fields:
             fields[name] = tuple(fields[name])
     if "chat_template" in fields:
-        fields["chat_template"] = _read(fields["chat_template"])
-    return ServerConfig(**fields)
-
-
-def _read(path: str) -> str:
+        fields["chat_template"] = read_file("chat_template", fields["chat_template"])
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"chat_template must be a readable file, got {path!r} ({error})") from None
+        return ServerConfig(**fields)
+    except ValueError as error:
+        raise ValueError(_as_typed(str(error))) from None
+
+
+def _as_typed(message: str) -> str:
+    """A complaint about a field, with the name of the flag that it came from."""
+    for flag, field in _RENAMED:
+        if message.startswith(field + " "):
+            return flag + message[len(field):]
+    return message

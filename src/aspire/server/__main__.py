@@ -40,15 +40,23 @@ def main() -> None:
         sys.exit(2)
 
 
+def read_file(name: str, path: str) -> str:
+    """The text of a file that the flag `name` gives."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name} must be a readable text file, got {path!r} ({error})") from None
+
+
 def read_api_keys(given: list[str], file: str | None, environment: dict[str, str]) -> tuple[str, ...]:
     """Keys from flags, from a file (one a line, # begins a comment) and from the environment."""
     keys = list(given)
     if file is not None:
-        try:
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise ValueError(f"api_key_file must be a readable file, got {file!r} ({error})") from error
-        keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        lines = read_file("api_key_file", file).splitlines()
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:  # else the server would be open to all
+            raise ValueError(f"api_key_file must hold a key, got {file!r}, which has none")
+        keys += found
     keys += [environment[name] for name in ("ASPIRE_API_KEY", "VLLM_API_KEY") if environment.get(name)]
     return tuple(keys)
 
@@ -56,9 +64,7 @@ def read_api_keys(given: list[str], file: str | None, environment: dict[str, str
 def _config(arguments: argparse.Namespace) -> ServerConfig:
     limits: dict[str, Any] = {name: getattr(arguments, name) for name, _, _ in LIMITS
                               if getattr(arguments, name) is not None}
-    template = None
-    if arguments.chat_template is not None:
-        template = Path(arguments.chat_template).read_text(encoding="utf-8")
+    template = None if arguments.chat_template is None else read_file("chat_template", arguments.chat_template)
     return ServerConfig(
         host=arguments.host, port=arguments.port, served_model_names=tuple(arguments.served_model_name),
         api_keys=read_api_keys(arguments.api_key, arguments.api_key_file, dict(os.environ)),
