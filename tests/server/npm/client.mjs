@@ -62,6 +62,30 @@ await assert.rejects(api.completions.create({ model: "none", prompt: "x" }), Ope
 const stranger = new OpenAI({ baseURL: process.argv[2] + "/v1", apiKey: "wrong", maxRetries: 0 });
 await assert.rejects(stranger.models.list(), OpenAI.AuthenticationError);
 
+// The routes that the client has no methods for.
+const routes = new OpenAI({ baseURL: process.argv[2], apiKey: process.argv[3], maxRetries: 0, timeout: 20000 });
+assert.deepEqual((await routes.post("/tokenize", { body: { prompt: "hi" } })).tokens, [256, 104, 105]);
+assert.deepEqual(await routes.post("/detokenize", { body: { tokens: [104, 105] } }), { prompt: "hi" });
+const generated = await routes.post("/generate", {
+  body: { token_ids: [97, 98], sampling_params: { max_tokens: 2, logprobs: 1 } } });
+assert.deepEqual(generated.choices[0].token_ids, [98, 97]);
+assert.equal(generated.choices[0].logprobs.length, 2);
+assert.deepEqual(await routes.get("/health"), { status: "ok" });
+assert.deepEqual(await routes.get("/ready"), { status: "ready" });
+assert.ok((await routes.get("/version")).version);
+assert.match(await routes.get("/metrics"), /vllm:spec_decode_num_drafts_total/);
+
+const reasons = [];
+const doomed = await api.completions.create(
+  { model: "fake", prompt: "doomed", max_tokens: 3900, stream: true, ignore_eos: true });
+for await (const chunk of doomed) {
+  if (reasons.length === 0) {
+    assert.deepEqual((await routes.post("/abort", { body: { request_id: chunk.id } })).aborted, [chunk.id]);
+  }
+  reasons.push(chunk.choices[0].finish_reason);
+}
+assert.equal(reasons.at(-1), "abort");
+
 const control = new AbortController();
 const endless = await api.completions.create(
   { model: "fake", prompt: "endless", max_tokens: 3900, stream: true, ignore_eos: true }, { signal: control.signal });
