@@ -63,6 +63,14 @@ def summarize(outcomes: Sequence[Outcome], duration: float, report: Report) -> d
     return result
 
 
+def details(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Request by request, in the order of the data set; times are seconds, as in vLLM's detailed files."""
+    return {"input_lens": [o.num_prompt for o in outcomes], "output_lens": [o.num_output for o in outcomes],
+            "ttfts": [o.first for o in outcomes], "itls": [o.gaps for o in outcomes],
+            "start_times": [o.start for o in outcomes], "latencies": [o.latency for o in outcomes],
+            "generated_texts": [o.text for o in outcomes], "request_errors": [o.error for o in outcomes]}
+
+
 def percentile(ordered: Sequence[float], percent: float) -> float | None:
     """Linear interpolation between the ranks of ascending values; None when there are none."""
     if not ordered:

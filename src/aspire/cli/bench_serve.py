@@ -18,6 +18,7 @@ TARGET_FLAGS = (
     *ADDRESS_FLAGS,
     Flag("endpoint", str, "Path; default by the backend", "PATH"),
     Flag("model", str, "Default the server's first", "NAME"),
+    Flag("served_model_name", str, "Name to ask for, instead of --model", "NAME"),
     Flag("api_key", str, "Key to send", "KEY"),
 )
 DATA_FLAGS = (
@@ -30,6 +31,8 @@ DATA_FLAGS = (
     Flag("random_prefix_len", int, "Tokens that all prompts share, besides; default 0", "N"),
     Flag("random_vocab_size", int, "Token ids are drawn below this; default 256", "N"),
     Flag("output_len", int, "Output tokens for custom and sharegpt", "N"),
+    Flag("custom_output_len", int, "The same for custom", "N"),
+    Flag("sharegpt_output_len", int, "The same for sharegpt", "N"),
     Flag("seed", int, "Default 0", "N"),
 )
 LOAD_FLAGS = (
@@ -46,12 +49,16 @@ BODY_FLAGS = (
     *select(SAMPLING_FLAGS, "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
             "repetition_penalty", "logprobs"),
     Flag("ignore_eos", bool, "Outputs of full length; default for random prompts"),
+    Flag("extra_body", str, "More fields of all requests, as a JSON object", "JSON"),
 )
 REPORT_FLAGS = (
     Flag("percentile_metrics", str, "Of ttft, tpot, itl, e2el; default ttft,tpot,itl", "NAMES"),
     Flag("metric_percentiles", str, "Default 99", "NUMBERS"),
-    Flag("goodput", list[str], "METRIC:MILLISECONDS that a good request keeps; may be repeated", "LIMIT"),
+    Flag("goodput", list[str], "METRIC:MILLISECONDS that a good request keeps; several, or repeated", "LIMIT"),
     Flag("save_result", bool, "Write the result to a file"),
+    Flag("save_detailed", bool, "With times, lengths and texts of each request in the file"),
+    Flag("label", str, "Kept in the result", "TEXT"),
+    Flag("metadata", list[str], "KEY=VALUE, kept in the result; several, or repeated", "PAIR"),
     Flag("result_dir", str, "Default .", "FOLDER"),
     Flag("result_filename", str, "Default by time and model", "FILE"),
 )
@@ -79,7 +86,7 @@ def run(target: Group, data: Group, load: Group, *, body: Group, report: Group,
 
     from aspire.bench import serve, serve_report
 
-    shown = _report(report)
+    shown, notes = _report(report), _notes(report)
     arrivals = _arrivals(load)
     requests, extra = _requests(data, body, target.get("backend", "openai"))
     goal = _target(target, extra)
@@ -95,7 +102,7 @@ def run(target: Group, data: Group, load: Group, *, body: Group, report: Group,
         speculation = serve_report.speculation_summary(before, _counters(goal))
     except httpx.HTTPError as error:
         raise ValueError(f"base_url must be a running server, got {goal.base_url} ({error})") from error
-    result = {"backend": goal.backend, "model_id": goal.model, "num_prompts": len(requests),
+    result = {**notes, "backend": goal.backend, "model_id": goal.model, "num_prompts": len(requests),
               "request_rate": "inf" if math.isinf(arrivals.rate) else arrivals.rate,
               "burstiness": arrivals.burstiness, "max_concurrency": load.get("max_concurrency"),
               **serve_report.summarize(outcomes, duration, shown), **speculation,
@@ -105,7 +112,7 @@ def run(target: Group, data: Group, load: Group, *, body: Group, report: Group,
             print(f"--- {i}\n{outcome.text}")
     print(serve_report.table(result, shown))
     if report.get("save_result"):
-        _save(result, report)
+        _save({**result, **(serve_report.details(outcomes) if report.get("save_detailed") else {})}, report)
     return result
 
 
@@ -127,6 +134,25 @@ def _report(options: Group) -> Any:
     return Report(percentiles, tuple(options.get("percentile_metrics", "ttft,tpot,itl").split(",")), goodput)
 
 
+def _notes(options: Group) -> dict[str, str]:
+    """What the result keeps for its reader."""
+    pairs = [pair.partition("=") for pair in options.get("metadata", ())]
+    for key, equals, value in pairs:
+        if not (key and equals):
+            raise ValueError(f"metadata must be KEY=VALUE, got {key + equals + value!r}")
+    return {**({"label": options["label"]} if "label" in options else {}), **{key: value for key, _, value in pairs}}
+
+
+def _extra_body(text: str) -> Group:
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise ValueError(f"extra_body must be a JSON object, got {text!r}")
+    return fields
+
+
 def _arrivals(options: Group) -> Any:
     from aspire.bench.serve import Arrivals
 
@@ -144,7 +170,8 @@ def _requests(data: Group, body: Group, backend: str) -> tuple[list[Any], Group]
         raise ValueError(f"dataset_name must be one of {', '.join(serve.DATASETS)}, got {name!r}")
     if count < 1:
         raise ValueError(f"num_prompts must be >= 1, got {count!r}")
-    extra = {"temperature": 0.0, **body}
+    more = _extra_body(body["extra_body"]) if "extra_body" in body else {}
+    extra = {"temperature": 0.0, **{key: value for key, value in body.items() if key != "extra_body"}, **more}
     if name == "random":
         extra.setdefault("ignore_eos", True)
         requests = serve.random_requests(
@@ -154,7 +181,8 @@ def _requests(data: Group, body: Group, backend: str) -> tuple[list[Any], Group]
     elif "dataset_path" not in data:
         raise ValueError(f"dataset_path must be given for {name}")
     else:
-        requests = serve.file_requests(name, data["dataset_path"], count, data.get("output_len"), seed)
+        requests = serve.file_requests(name, data["dataset_path"], count,
+                                       data.get(f"{name}_output_len", data.get("output_len")), seed)
     return (serve.as_text(requests) if backend == "openai-chat" else requests), extra
 
 
@@ -165,8 +193,8 @@ def _target(options: Group, extra: Group) -> Any:
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     url = options.get("base_url") or f"http://{options.get('host', '127.0.0.1')}:{options.get('port', 8000)}"
-    return Target(url, options.get("endpoint", ENDPOINTS[backend]), backend, options.get("model", ""),
-                  options.get("api_key"), extra)
+    return Target(url, options.get("endpoint", ENDPOINTS[backend]), backend,
+                  options.get("served_model_name") or options.get("model", ""), options.get("api_key"), extra)
 
 
 def _wait_for(goal: Any, seconds: float) -> Any:

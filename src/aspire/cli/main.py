@@ -40,6 +40,9 @@ COMMANDS = {
 }
 
 
+SEVERAL = ("--goodput", "--metadata")  # take one value or more in `vllm bench serve`
+
+
 def main() -> None:
     """The console script."""
     sys.exit(run(sys.argv[1:]))
@@ -90,7 +93,21 @@ def run_function(function: Callable[..., None], arguments: Sequence[str], *, pro
     """Call a typer-annotated function with a command line; returns the exit status."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command()(function)
-    return _invoke(app, list(arguments), prog_name)
+    return _invoke(app, repeated(arguments) if prog_name == "aspire bench serve" else list(arguments), prog_name)
+
+
+def repeated(arguments: Sequence[str]) -> list[str]:
+    """`--goodput a b` of vLLM's benchmark as `--goodput a --goodput b`, which typer takes."""
+    result: list[str] = []
+    flag, has_value = "", False
+    for word in arguments:
+        if word.startswith("--"):
+            flag, has_value = (word, False) if word in SEVERAL else ("", False)
+        elif flag:
+            result += [flag] if has_value else []
+            has_value = True
+        result.append(word)
+    return result
 
 
 def _invoke(app: typer.Typer, arguments: list[str], prog_name: str) -> int:
