@@ -38,6 +38,12 @@ HERMES: list[tuple[str, Result]] = [
      ("", [("f", '{"x": [1, {"y": "}"}]}')])),
     ('<tool_call>\n{"arguments": {"x": 1}, "name": "f"}\n</tool_call>', ("", [("f", '{"x": 1}')])),
     ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 2}"}</tool_call>', ("", [("f", '{"x": 2}')])),
+    ('<tool_call>{"name": "f", "arguments": "{\\q}"}</tool_call>', ("", [("f", "{\\q}")])),
+    ('<tool_call>{"name": "f", "arguments": "{\\"x\\":\n2}"}</tool_call>', ("", [("f", '{"x":\n2}')])),
+    ('<tool_call>{"name": "f", "arguments": "\\ud800"}</tool_call>', ("", [("f", "\\ud800")])),
+    ('<tool_call>{"name": "f", "arguments": ""}</tool_call>', ("", [("f", "")])),
+    ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+     ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', [])),
     ('<tool_call>{"name": "f"}</tool_call>', ("", [("f", "{}")])),
     ("<tool_call>nonsense</tool_call> on", ("<tool_call>nonsense</tool_call> on", [])),
     ('<tool_call>{"nam": 1}</tool_call>', ('<tool_call>{"nam": 1}</tool_call>', [])),
@@ -64,7 +70,7 @@ CASES += [(lambda: JsonCallsParser(NAMES), text, result) for text, result in LLA
 
 @pytest.mark.parametrize(("make", "text", "expected"), CASES, ids=[case[1][:40] for case in CASES])
 def test_every_cut_gives_the_same(make: Callable[[], ToolParser], text: str, expected: Result) -> None:
-    """Planted fault: no held-back beginning of a tag."""
+    """Planted faults: no held-back beginning of a tag; json.loads of what a model wrote, unguarded."""
     assert parse(make(), [text]) == expected
     assert parse(make(), list(text)) == expected
     for cut in range(1, len(text)):

@@ -82,7 +82,7 @@ class CallScanner:
         piece = self.text[self._begin + self._sent:self._end]
         self._sent += len(piece)
         if is_string:
-            piece = str(json.loads(piece)) if piece else ""
+            piece = piece and (_string(piece) or piece[1:-1])
         if piece:
             found.append(CallArguments(self.index, piece))
         return found
@@ -126,8 +126,9 @@ class CallScanner:
 
 
 def _string(raw: str) -> str | None:
+    """The string that JSON text stands for; None for one that is empty, broken or no Unicode: models write such."""
     try:
-        value = json.loads(raw)
-    except json.JSONDecodeError:
+        value = json.loads(raw, strict=False)  # line ends inside strings are common
+        return value if isinstance(value, str) and value.encode() else None
+    except ValueError:
         return None
-    return value if isinstance(value, str) and value else None
