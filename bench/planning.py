@@ -21,7 +21,7 @@ from aspire.speculation.layers import per_layer_lists
 from aspire.speculation.selection import SelectionConfig
 from aspire.testing.schedule import ScriptedCadence, ScriptedDevice
 
-DRAFT_LIMIT = 16
+DRAFT_LIMIT = 15
 BLOCK_SIZE = 16
 BATCHED_TOKENS = 8192
 
@@ -32,7 +32,7 @@ def make_cadence(name: str) -> Cadence:
     if name == "direct":
         from aspire.speculation.direct import Direct
 
-        return Direct()
+        return Direct(DRAFT_LIMIT)
     return ScriptedCadence(DRAFT_LIMIT, (*[Decision.DRAFT] * 8, Decision.VERIFY))
 
 

@@ -26,15 +26,21 @@ def test_every_preset_fits_every_depth(name: str, num_layers: int) -> None:
 
 
 def test_default_preset() -> None:
+    """Rounds of the longest kind fill one attention tile: 64 rows for groups of 4 heads. Planted fault: a limit of
+    16."""
     policy = resolve_policy("aspire", 30)
-    assert policy.layers.full_layers == (6, 12, 18, 24)
-    assert policy.layers.num_lists == 6 + 4
+    assert policy.layers.full_layers == (20,)
+    assert policy.layers.num_lists == 20 + 1
     assert policy.selection.budget == 512
     assert isinstance(policy.cadence, Direct)
-    assert policy.draft_limit == 16
+    assert (policy.draft_limit + 1) * 4 == 64
     assert isinstance(policy.new_estimator(), SurvivalEstimator)
     assert policy.speculates
-    assert resolve_policy("aspire", 32).layers.full_layers == (6, 13, 19, 26)
+    assert resolve_policy("aspire", 32).layers.full_layers == (21,)
+    four = resolve_policy("aspire", 30, overrides=Overrides(refresh=(6, 12, 18, 24), drafts=16))
+    assert four.layers.full_layers == (6, 12, 18, 24)
+    assert four.layers.num_lists == 6 + 4
+    assert four.draft_limit == 16
 
 
 def test_published_preset() -> None:

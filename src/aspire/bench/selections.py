@@ -21,7 +21,7 @@ class Variant:
 
 
 _PAGES = Overrides(unit=16)
-_ONE = (2 / 3,)
+_FOUR = (0.2, 0.4, 0.6, 0.8)
 
 VARIANTS: "MappingProxyType[str, Variant]" = MappingProxyType({
     "full": Variant("autoregressive", budgets=False),
@@ -29,15 +29,15 @@ VARIANTS: "MappingProxyType[str, Variant]" = MappingProxyType({
     "aspire-paper": Variant("aspire-paper"),
     "pillar": Variant("pillar"),
     "pillar-page16": Variant("pillar", _PAGES),
-    "refresh-1": Variant("aspire", depths=_ONE),
-    "refresh-1-page16": Variant("aspire", _PAGES, depths=_ONE),
     "aspire": Variant("aspire"),
     "aspire-page16": Variant("aspire", _PAGES),
     "refresh-0": Variant("aspire", depths=()),
     "refresh-2": Variant("aspire", depths=(1 / 3, 2 / 3)),
     "refresh-3": Variant("aspire", depths=(0.25, 0.5, 0.75)),
+    "refresh-4": Variant("aspire", depths=_FOUR),
+    "refresh-4-page16": Variant("aspire", _PAGES, depths=_FOUR),
     "refresh-6": Variant("aspire", depths=(0.1, 0.2, 0.35, 0.5, 0.65, 0.8)),
-    "aspire-early4": Variant("aspire", depths=(0.1, 0.25, 0.4, 0.6)),
+    "refresh-4-early": Variant("aspire", depths=(0.1, 0.25, 0.4, 0.6)),
     "refresh-0-queries1": Variant("aspire", Overrides(queries=1), depths=()),
     "refresh-0-queries2": Variant("aspire", Overrides(queries=2), depths=()),
     "aspire-queries1": Variant("aspire", Overrides(queries=1)),
@@ -52,10 +52,13 @@ VARIANTS: "MappingProxyType[str, Variant]" = MappingProxyType({
     "aspire-every3-own": Variant("aspire", Overrides(refresh_every=3, between="layer")),
     "aspire-every4-own": Variant("aspire", Overrides(refresh_every=4, between="layer")),
     "aspire-every6-own": Variant("aspire", Overrides(refresh_every=6, between="layer")),
+    "refresh-4-every2": Variant("aspire", Overrides(refresh_every=2), depths=_FOUR),
+    "refresh-4-every3": Variant("aspire", Overrides(refresh_every=3), depths=_FOUR),
+    "refresh-4-every4": Variant("aspire", Overrides(refresh_every=4), depths=_FOUR),
     "aspire-max": Variant("aspire", Overrides(reduce="max")),
 })
-DEFAULT_SELECTIONS = ("full", "streaming", "aspire-paper", "pillar", "pillar-page16", "refresh-1", "refresh-1-page16",
-                      "aspire", "aspire-page16")
+DEFAULT_SELECTIONS = ("full", "streaming", "aspire-paper", "pillar", "pillar-page16", "refresh-0", "aspire",
+                      "aspire-page16", "refresh-4", "refresh-4-page16")
 
 
 def find_selections(names: Sequence[str]) -> dict[str, Variant]:

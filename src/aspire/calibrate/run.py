@@ -14,7 +14,7 @@ from aspire.calibrate.timing import Group, StepCost, fit_groups, group_steps, sc
 from aspire.progress import Progress, no_progress
 from aspire.speculation.cadence import Lockstep
 from aspire.speculation.calibration import Calibration
-from aspire.speculation.policy import Overrides, Policy
+from aspire.speculation.policy import PRESETS, Overrides, Policy
 
 MAX_LAYERS = 6
 NUM_PLACES = 7
@@ -130,7 +130,7 @@ class Calibrator:
         """Measure candidates until nothing pays or the time is over. The preset's own layers come first."""
         spec = self.lab.loaded.spec
         seeing = [layer for layer in range(spec.num_layers) if not spec.windows or spec.windows[layer] is None]
-        preset = layers_at((0.2, 0.4, 0.6, 0.8), seeing)
+        preset = layers_at(PRESETS["aspire"].depths, seeing)
 
         def measure(candidate: Candidate) -> float | None:
             if self.measured and self._clock() - self._begun + self._longest > self.plan.seconds:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 CHOSEN_HERE = ("policy", "judge", "calibration", "overrides", "max_num_seqs", "max_model_len",
                "enable_prefix_caching", "num_blocks")
 FLAGS = tuple(flag for flag in ENGINE_FLAGS if flag.name not in CHOSEN_HERE)
-DRAFTS = 16
 
 
 @with_flags(engine=FLAGS)
@@ -36,7 +35,8 @@ def calibrate(
     data: Annotated[list[str] | None, typer.Option(
         metavar="FILE", help="JSON lines with question and answer; may be repeated; default: shipped problems")] = None,
     max_minutes: Annotated[float, typer.Option(min=0.01, help="Stop measuring after so long")] = 10.0,
-    drafts: Annotated[int, typer.Option(min=1, help="Longest round to consider")] = DRAFTS,
+    drafts: Annotated[int | None, typer.Option(
+        min=1, help="Longest round to consider; default the draft limit of the policy aspire")] = None,
     output: Annotated[str | None, typer.Option(
         metavar="FILE", help="Where to write; default: the cache directory, where other commands find it")] = None,
     *,
@@ -50,8 +50,9 @@ def calibrate(
     from aspire.calibrate.run import Calibrator, Plan
     from aspire.config import EngineConfig
     from aspire.samples import gsm8k_sample
+    from aspire.speculation.policy import PRESETS
 
-    budgets = _budgets(budget, context)
+    budgets, drafts = _budgets(budget, context), drafts or PRESETS["aspire"].drafts
     path = None if output is None else _writable(Path(output))
     problems = [problem for file in data for problem in read_problems(file)] if data else gsm8k_sample()
     options: Any = read_json_fields(engine)

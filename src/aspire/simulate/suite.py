@@ -13,10 +13,10 @@ from aspire.speculation.acceptance import AcceptanceEstimator, PublishedEstimato
 from aspire.speculation.cadence import Adaptive, Always, Cadence, Lockstep, Staggered
 from aspire.speculation.cost import CostModel, kv_shape
 from aspire.speculation.direct import Direct
-from aspire.speculation.policy import NO_OVERRIDES, Overrides, resolve_policy
+from aspire.speculation.policy import NO_OVERRIDES, PRESETS, Overrides, resolve_policy
 
-LIMIT = 16
-FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16)
+LIMIT = PRESETS["aspire"].drafts
+FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, LIMIT)
 
 # Coefficients from what was measured on one H200: weights at copy bandwidth, GEMM seconds a token beyond the knee,
 # KV bytes at 4.2 TB/s; base: launches and everything that is neither.

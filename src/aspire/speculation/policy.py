@@ -108,7 +108,8 @@ _SINKS_WINDOW = SelectionConfig(unit=1, sinks=4, window=508, budget=512)
 _PILLAR = SelectionConfig(unit=1, sinks=4, window=64, budget=0, share=0.05, floor=256, reduce="mean", queries=0)
 _PUBLISHED = SelectionConfig(unit=16, sinks=0, window=128, budget=0, share=0.07, floor=512, reduce="max", queries=2)
 _DELTA = SelectionConfig(unit=16, sinks=0, window=128, budget=1024, reduce="max", queries=2)
-_REFRESH = (0.2, 0.4, 0.6, 0.8)
+_REFRESH = (2 / 3,)  # more layers accept more and read more: docs/log/acceptance.md
+_DRAFTS = 15  # a verification of 16 tokens times 4 query heads a group fills one attention tile of 64
 
 PRESETS: "MappingProxyType[str, Preset]" = MappingProxyType({
     "autoregressive": Preset("plain decoding", "dense", _PER_LAYER, lambda _: Always(), 0),
@@ -118,8 +119,8 @@ PRESETS: "MappingProxyType[str, Preset]" = MappingProxyType({
                      "per-layer", _PILLAR, Staggered, 8),
     "aspire-paper": Preset("one list renewed at every draft by the second to last layer; the published rule",
                            "shared", _PUBLISHED, Adaptive, 16, estimator="published"),
-    "aspire": Preset("per-layer lists renewed at four depths; each request drafts as long as it pays",
-                     "per-layer", _PER_LAYER, Direct, 16, _REFRESH),
+    "aspire": Preset("per-layer lists, renewed at two thirds of the depth; each request drafts as long as it pays",
+                     "per-layer", _PER_LAYER, Direct, _DRAFTS, _REFRESH),
     "delta": Preset("a few layers select for those above, nothing is verified: lossy",
                     "selecting", _DELTA, lambda _: NeverVerify(), 0, (0.07, 0.5, 0.78), lossless=False),
     "synchronized-streaming": Preset("streaming, all draft then all verify",
