@@ -6,13 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aspire.progress import terminal_progress
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aspire.simulate.run import Scenario, Totals
     from aspire.simulate.suite import Contender
     from aspire.simulate.traces import Trace
+    from aspire.speculation.cost import CostModel
 
-DEFAULT_POLICIES = ("autoregressive,fixed-2,fixed-3,fixed-4,fixed-6,fixed-8,fixed-12,lockstep-8,published,"
-                    "published-estimator,direct,clairvoyant-batch-rate,clairvoyant-own-rate")
+WIDTH = 140
+
+DEFAULT_POLICIES = ("autoregressive,fixed-2,fixed-3,fixed-4,fixed-5,fixed-6,fixed-7,fixed-8,fixed-10,fixed-12,"
+                    "lockstep-8,published,published-estimator,direct,"
+                    "clairvoyant-batch-rate,clairvoyant-own-rate")
 
 
 def simulate(
@@ -20,14 +28,17 @@ def simulate(
     batch: Annotated[int, typer.Option(min=1, help="Requests that run together")] = 32,
     seconds: Annotated[float, typer.Option(min=0.01, help="Simulated seconds of the endless scenarios")] = 6.0,
     seed: Annotated[int, typer.Option(help="Of contexts, acceptance and luck")] = 0,
+    seeds: Annotated[int, typer.Option(
+        min=1, metavar="N", help="Repeat with so many seeds from --seed on; one table then, with standard errors")] = 1,
     policies: Annotated[str, typer.Option(help="Comma-separated names, or all")] = DEFAULT_POLICIES,
     scenario: Annotated[str, typer.Option(help="Only scenarios whose name holds this text")] = "",
     refresh_every: Annotated[int, typer.Option(
         min=1, metavar="N", help="Drafts from one renewal of the lists to the next: changes what drafts read")] = 1,
     traces: Annotated[str | None, typer.Option(metavar="FILE", help="Recorded verifications, JSON lines")] = None,
 ) -> None:
-    """Compare scheduling policies on simulated batches; one table per scenario, one JSON line last."""
-    from aspire.simulate.suite import MACHINES, compare, cost_of, scenarios
+    """Compare scheduling policies on simulated batches; one table per scenario, or one for all with --seeds; one JSON
+    line last."""
+    from aspire.simulate.suite import MACHINES, cost_of, scenarios
     from aspire.simulate.traces import load_traces, recorded_scenario
     from aspire.speculation.policy import Overrides
 
@@ -35,22 +46,66 @@ def simulate(
         raise ValueError(f"machine must be one of {', '.join(MACHINES)}, got {machine!r}")
     entrants = choose(policies)
     recordings = load_traces(Path(traces)) if traces else ()
-    chosen = [s for s in scenarios(seed, batch, seconds) if scenario in s.name]
-    if recordings:
-        chosen.append(recorded_scenario(recordings, batch, seconds))
-    if not chosen:
-        raise ValueError(f"scenario must be part of a scenario's name, got {scenario!r}")
     cost = cost_of(MACHINES[machine], Overrides(refresh_every=refresh_every))
-    results = []
-    for one in chosen:
-        totals = compare(one, cost, entrants)
-        results.append(summarise(one, totals))
-        show(results[-1])
-    summary: dict[str, object] = {"bench": "simulate", "machine": machine, "batch": batch, "seed": seed,
-                                  "seconds": seconds, "refresh_every": refresh_every, "scenarios": results}
+
+    def chosen(seed: int) -> "list[Scenario]":
+        found = [one for one in scenarios(seed, batch, seconds) if scenario in one.name]
+        return found + ([recorded_scenario(recordings, batch, seconds)] if recordings else [])
+
+    if not chosen(seed):
+        raise ValueError(f"scenario must be part of a scenario's name, got {scenario!r}")
+    summary: dict[str, object] = {"bench": "simulate", "machine": machine, "batch": batch, "seed": seed, "seeds": seeds,
+                                  "seconds": seconds, "refresh_every": refresh_every}
+    if seeds == 1:
+        summary["scenarios"] = run_once(chosen(seed), cost, entrants)
+    else:
+        summary["scenarios"] = run_often([chosen(seed + i) for i in range(seeds)], cost, entrants)
     if recordings:
         summary["forecast_error"] = forecast_errors(recordings)
     print(json.dumps(summary))
+
+
+def run_once(chosen: "Sequence[Scenario]", cost: "CostModel",
+             entrants: "Sequence[Contender]") -> list[dict[str, object]]:
+    """Every scenario with a table of its own, shown as it is done."""
+    from aspire.simulate.suite import compare
+
+    results = []
+    for one in chosen:
+        results.append(summarise(one, compare(one, cost, entrants)))
+        show(results[-1])
+    return results
+
+
+def run_often(chosen: "Sequence[Sequence[Scenario]]", cost: "CostModel",
+              entrants: "Sequence[Contender]") -> list[dict[str, object]]:
+    """chosen: the scenarios of each seed. One row for each scenario and policy that is compared."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from aspire.simulate.repeat import standings
+    from aspire.simulate.suite import compare
+
+    table = Table(box=None, padding=(0, 2, 0, 0), title=f"mean and standard error over {len(chosen)} seeds",
+                  title_justify="left")
+    for index, title in enumerate(("scenario", "policy", "best fixed\nlength", "over it", "lowest\nseed",
+                                   "over each\nseed's best", "of clairvoyant", "lowest\nseed")):
+        table.add_column(title, justify="left" if index < 3 else "right", no_wrap=True)
+    results: list[dict[str, object]] = []
+    with terminal_progress("Scenarios", len(chosen[0])) as advance:
+        for repeats in zip(*chosen, strict=True):
+            totals = [compare(one, cost, entrants) for one in repeats]
+            rates = {name: [run[name].tokens_per_second for run in totals] for name in totals[0]}
+            for found in standings(rates):
+                table.add_row(repeats[0].name, found.policy, found.best_fixed, str(found.over_fixed),
+                              f"{found.over_fixed.lowest:.4f}", str(found.over_each), str(found.of_clairvoyant),
+                              f"{found.of_clairvoyant.lowest:.4f}")
+                results.append({"scenario": repeats[0].name, **asdict(found)})
+            advance(1)
+    Console(width=WIDTH).print(table)
+    return results
 
 
 def choose(policies: str) -> "list[Contender]":
@@ -99,7 +154,7 @@ def show(result: dict[str, object]) -> None:
     for name, row in policies.items():
         table.add_row(name, *("" if row[key] is None else f"{row[key]:.3f}" if row[key] < 100 else f"{row[key]:.0f}"
                               for key in columns))
-    Console().print(table)
+    Console(width=WIDTH).print(table)
 
 
 def forecast_errors(recordings: "tuple[Trace, ...]") -> dict[str, float]:
