@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_engines_find_and_use_the_calibration(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                               capsys: pytest.CaptureFixture[str]) -> None:
     """Written to the cache, found there by commands, used for layers, budget and price, and output stays the same.
-    Planted faults: the calibrated cost not handed to the scheduler; overrides ignored."""
+    Planted faults: the calibrated cost not handed to the scheduler; overrides ignored; the lists never looked at."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert run(["calibrate", model, *WORDS, "--max-minutes", "0.2"]) == 0
     entry = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -34,9 +34,12 @@ def test_engines_find_and_use_the_calibration(model: str, tmp_path: Path, monkey
     found = load_calibration(path)
     assert list(found.refresh) == entry["refresh"]
     assert found.budget in (24, 80)
-    best = max(found.measured, key=lambda one: one["tokens_per_second"])
+    finalists = [one for one in found.measured if one["final"]]
+    best = max(finalists or found.measured, key=lambda one: one["tokens_per_second"])
     assert (tuple(best["refresh"]), best["budget"]) == (found.refresh, found.budget)
     assert best["tokens_per_second"] == found.tokens_per_second > 0
+    assert found.agreement is not None
+    assert len(found.agreement["shared"]) == len(found.agreement["kept"]) == len(found.agreement["layers"]) == 5
     assert found.base + found.weights + found.per_token + found.per_byte > 0
 
     options = {"max_model_len": 256, "max_num_seqs": 2, "block_size": 8}

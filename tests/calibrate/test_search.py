@@ -60,3 +60,32 @@ def test_places_are_inside_and_spread() -> None:
     assert places_of(range(30), 7) == (3, 7, 11, 15, 19, 23, 27)
     assert places_of((0, 5, 11, 17), 7) == (5, 11)
     assert places_of(range(2), 7) == ()
+
+
+def test_only_the_most_promising_of_each_size_are_measured() -> None:
+    """Planted fault: the least promising first."""
+    seen: list[tuple[int, ...]] = []
+
+    def measure(candidate: Candidate) -> float:
+        seen.append(candidate.refresh)
+        return 10.0 + len(candidate.refresh) if len(candidate.refresh) < 2 else 0.0
+
+    Search(measure).grow(Candidate((), 64), range(8), most=2, promise=lambda one: sum(one.refresh), width=2)
+    assert seen == [(), (7,), (6,), (6, 7), (5, 7)]
+
+
+def test_the_best_measured_again_decide() -> None:
+    """The best of a short measurement were lucky. Planted faults: the first rates decide; a single one measured again
+    beats the rest unseen."""
+    first = {(): 10.0, (1,): 14.0, (2,): 12.0, (3,): 11.0}
+    again = {(1,): 9.0, (2,): 10.5, (3,): 10.0}
+    search = Search(lambda candidate: first[candidate.refresh])
+    search.try_all([Candidate(refresh, 64) for refresh in first])
+    search.confirm(lambda candidate: again[candidate.refresh], 3)
+    assert search.best.refresh == (2,)
+    assert not search.out_of_time
+    late = Search(lambda candidate: first[candidate.refresh])
+    late.try_all([Candidate(refresh, 64) for refresh in first])
+    late.confirm(lambda candidate: again.get(candidate.refresh) if candidate.refresh == (1,) else None, 3)
+    assert late.best.refresh == (2,)
+    assert late.out_of_time

@@ -19,6 +19,7 @@ class Candidate:
 
 
 Measure = Callable[[Candidate], float | None]  # tokens per second; None: no time left
+Forecast = Callable[[Candidate], float]  # what says, unmeasured, which candidates come first
 
 
 class Search:
@@ -27,12 +28,14 @@ class Search:
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
         self.rates: dict[Candidate, float] = {}
+        self.final: dict[Candidate, float] = {}  # rates of those measured again
         self.out_of_time = False
 
     @property
     def best(self) -> Candidate:
-        """The measured candidate of highest rate; of equal ones the first."""
-        return max(self.rates, key=lambda candidate: self.rates[candidate])
+        """The candidate of highest rate, among those measured again if there are any; of equal ones the first."""
+        rates = self.final or self.rates
+        return max(rates, key=lambda candidate: rates[candidate])
 
     def try_all(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """Measure these; the best of those with a rate, None when there is none."""
@@ -47,13 +50,18 @@ class Search:
         known = [candidate for candidate in candidates if candidate in self.rates]
         return max(known, key=lambda candidate: self.rates[candidate]) if known else None
 
-    def grow(self, start: Candidate, places: Sequence[int], *, most: int) -> None:
-        """Add the best layer of `places`, one at a time, up to `most`, as long as it pays."""
+    def grow(self, start: Candidate, places: Sequence[int], *, most: int, promise: Forecast | None = None,
+             width: int = 3) -> None:
+        """Add the best layer of `places`, one at a time, up to `most`, as long as it pays. promise: measure only the
+        `width` most promising of each size."""
         current, misses = self.try_all([start]), 0
         top = self.rates.get(start, 0.0)
         while current is not None and len(current.refresh) < most and misses <= PATIENCE and not self.out_of_time:
             free = [place for place in places if place not in current.refresh]
-            current = self.try_all([current.with_layer(place) for place in free])
+            larger = [current.with_layer(place) for place in free]
+            if promise is not None:
+                larger = sorted(larger, key=promise, reverse=True)[:width]
+            current = self.try_all(larger)
             if current is None:
                 break
             rate = self.rates[current]
@@ -70,6 +78,18 @@ class Search:
             if best is None or self.rates[best] <= self.rates[candidate]:
                 return
             candidate = best
+
+    def confirm(self, measure: Measure, count: int) -> None:
+        """Measure the best `count` again, better; they alone are then chosen from, if there is time for two."""
+        ranked = sorted(self.rates, key=lambda candidate: -self.rates[candidate])
+        for candidate in ranked[:count]:
+            rate = measure(candidate)
+            if rate is None:
+                self.out_of_time = True
+                break
+            self.rates[candidate] = self.final[candidate] = rate
+        if len(self.final) == 1:
+            self.final = {}  # nothing to compare it with
 
     def vary_budget(self, candidate: Candidate, budgets: Sequence[int]) -> None:
         """Climb over budgets from the candidate's own, one step at a time."""

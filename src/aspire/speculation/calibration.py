@@ -37,7 +37,8 @@ class CalibrationKey:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """refresh: layer indices. base, weights, per_token, per_byte: coefficients of the CostModel. measured: what led
-    to the choice, one object per candidate; for people and plots only."""
+    to the choice, one object per candidate; agreement: how far layers choose the same units; for people and plots
+    only."""
 
     key: CalibrationKey
     batch: int
@@ -52,6 +53,7 @@ class Calibration:
     tokens_per_second: float
     plain_tokens_per_second: float
     measured: tuple[dict[str, Any], ...] = field(default=())
+    agreement: dict[str, Any] | None = None
 
     def overrides(self, policy: str, given: Overrides) -> Overrides:
         """The choice as overrides of a preset; what the user gave wins. Other presets keep their own selection."""
