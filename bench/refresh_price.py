@@ -35,8 +35,8 @@ def main() -> None:
         best, plain = forecast([alpha ** j for j in range(1, LIMIT + 1)], target, cost), plain_rate(target, cost)
         found.append({"layers": layers, "alpha": alpha, "tokens_per_second": round(best.tokens_per_second, 1),
                       "draft_length": best.draft_length, "over_plain": round(best.tokens_per_second / plain, 3)})
-        print(f"layers {','.join(map(str, layers)) or 'none':14s} alpha {alpha:.3f}: {best.tokens_per_second:9.1f} tokens/s,"
-              f" {found[-1]['over_plain']} of plain decoding, draft length {best.draft_length}")
+        print(f"layers {','.join(map(str, layers)) or 'none':14s} alpha {alpha:.3f}: {best.tokens_per_second:9.1f} "
+              f"tokens/s, {found[-1]['over_plain']} of plain decoding, draft length {best.draft_length}")
     print(json.dumps({"bench": "refresh_price", "machine": machine.name, "batch": arguments.batch,
                       "context": arguments.context, "budget": arguments.budget, "layers": found}))
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from aspire.speculation.margins import MarginEvidence
 
 INITIAL_STRENGTH = 12.0  # reached drafts that the assumed rate is worth
-INITIAL_LIKENESS = 100.0  # reached drafts that the shared chances are worth before requests were seen to differ
+INITIAL_LIKENESS = 200.0  # reached drafts that the shared chances are worth before requests were seen to differ
 
 
 class AcceptanceEstimator(Protocol):
