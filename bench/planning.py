@@ -2,7 +2,8 @@
 
     python bench/planning.py [--requests 64] [--context 8192] [--policy scripted|direct|autoregressive]
 
-"scripted" drafts eight times, then verifies: the price of scheduling without that of a cadence's thinking.
+Requests accept drafts at rates of .80 to .98. "scripted" drafts eight times, then verifies: the price of scheduling
+without that of a cadence's thinking.
 Exit status 1 when the median plan takes more than --limit-ms.
 """
 
@@ -14,6 +15,7 @@ import time
 from aspire.request import Request, SamplingParams
 from aspire.schedule.blocks import BlockPool
 from aspire.schedule.scheduler import Scheduler, SchedulerConfig
+from aspire.simulate.curves import accepted, constant
 from aspire.speculation.acceptance import SurvivalEstimator
 from aspire.speculation.cadence import Always, Cadence, Decision
 from aspire.speculation.cost import CostModel, kv_shape
@@ -61,8 +63,9 @@ def measure(cadence: Cadence, num_requests: int, context: int, num_steps: int) -
     num_prefills = -(-num_requests * context // BATCHED_TOKENS) + 2
     max_tokens = (num_steps + 2 * num_prefills) * (cadence.draft_limit + 1)
     scheduler = make_scheduler(cadence, num_requests, context, max_tokens)
+    curves = [constant(0.8 + 0.18 * index / max(1, num_requests - 1), index) for index in range(num_requests)]
     device = BlindDevice(BLOCK_SIZE, lambda name, position: (position * 31 + int(name)) % 32000,
-                         lambda name, position, drafts: (position + int(name)) % (drafts + 1))
+                         lambda name, position, drafts: accepted(curves[int(name)], position, drafts))
     for index in range(num_requests):
         prompt = [(position * 31 + index) % 32000 for position in range(context)]
         scheduler.add(Request(str(index), prompt, SamplingParams(), max_total=context + max_tokens))

@@ -13,7 +13,6 @@ The cadence prices with a geometric mean of the two that leans to the second (do
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from aspire.speculation.cadence import Decision, Drafting, Outlook, check_length
 from aspire.speculation.cost import CostModel
@@ -164,12 +163,10 @@ class Direct:
         draft = read_draft + 2.0 * self._token_price  # its own step's token, and one more in the verification
         verify = read_full + self._token_price
         low, share, every = self._fewest(outlook.cost), self._share, outlook.cost.kv.refresh_every
-        renewals = _Renewals(every, read_renewal)
-        price = _best_rate(survival, low, draft + share, verify + share, renewals)
+        price = _best_rate(survival, low, draft + share, verify + share, every, read_renewal)
         if self._rate > 0.0:
             price = price ** self._own_weight * self._rate ** (1.0 - self._own_weight)
-        length, worth = _best_length(survival, low, price * draft, price * verify,
-                                     renewals._replace(price=price * read_renewal))
+        length, worth = _best_length(survival, low, price * draft, price * verify, every, price * read_renewal)
         if rounds == 0 and length > 0:
             length = min(limit, max(low, 1, length + self._first_spread // 4 - request.order % self._first_spread))
         steps = length + 1
@@ -240,16 +237,9 @@ def _is_near(one: CostModel, other: CostModel) -> bool:
             and 0.8 * other.per_byte <= one.per_byte <= 1.25 * other.per_byte)
 
 
-class _Renewals(NamedTuple):
-    """Every `every`th draft costs `price` more, if that is not 0."""
-
-    every: int
-    price: float
-
-
-def _best_rate(survival: Sequence[float], low: int, draft: float, verify: float, renewals: _Renewals) -> float:
-    """The most expected tokens per cost over all lengths from `low` on, at `draft` a draft and `verify` besides."""
-    every, extra = renewals
+def _best_rate(survival: Sequence[float], low: int, draft: float, verify: float, every: int, extra: float) -> float:
+    """The most expected tokens per cost over all lengths from `low` on, at `draft` a draft and `verify` besides; every
+    `every`th draft costs `extra` more."""
     tokens, cost = 1.0 + sum(survival[:low]), low * draft + low // every * extra + verify
     best = tokens / cost
     for g in range(low, len(survival)):
@@ -265,10 +255,10 @@ def _best_rate(survival: Sequence[float], low: int, draft: float, verify: float,
     return best
 
 
-def _best_length(survival: Sequence[float], low: int, draft: float, verify: float,
-                 renewals: _Renewals) -> tuple[int, float]:
-    """The length of most worth per step, expected tokens less costs being its worth, and that worth."""
-    every, extra = renewals
+def _best_length(survival: Sequence[float], low: int, draft: float, verify: float, every: int,
+                 extra: float) -> tuple[int, float]:
+    """The length of most worth per step, expected tokens less costs being its worth, and that worth. Costs as in
+    `_best_rate`."""
     value = 1.0 + sum(survival[:low]) - low * draft - low // every * extra - verify
     length, best = low, value / (low + 1)
     for g in range(low, len(survival)):
