@@ -225,7 +225,8 @@ def _device_state(config: EngineConfig, spec: ModelSpec, policy: Policy, shape: 
                   lookahead: int, device: torch.device) -> tuple[LayerSetup, SlotState, SlotSampling]:
     slots, limit = config.batch.max_num_seqs, _limit(config)
     scale, dtype = config.cache.kv_scale, _kv_dtype(config)
-    selection = Selection(policy.layers, policy.selection, num_slots=slots, max_model_len=limit, device=device)
+    selection = Selection(policy.layers, policy.selection, num_slots=slots, max_model_len=limit,
+                          block_size=shape.block_size, device=device)
     options = tuple(AttentionOptions(spec.attention_scale, window, spec.attention_softcap, scale, scale)
                     for window in spec.windows)
     setup = LayerSetup(policy.layers, options, KVCache(shape, dtype=dtype, device=device), selection,

@@ -137,8 +137,8 @@ def test_refresh_layers_read_lists_between_renewals(lab: Lab, monkeypatch: pytes
 
 def test_kept_scores_belong_to_slot_and_layer() -> None:
     """By hand: two renewing layers, three slots. Planted fault: the scratch slot's scores read for a drafting row."""
-    store = Selection(per_layer_lists(5, (1, 3)), SelectionConfig(merge="mix", mix=2.0), num_slots=3, max_model_len=6,
-                      device=torch.device("cpu"))
+    store = Selection(per_layer_lists(5, (1, 3)), SelectionConfig(merge="mix", mix=2.0), num_slots=3,
+                      max_model_len=6, block_size=16, device=torch.device("cpu"))
     verified = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     store.mix(1, torch.tensor([2, 0]), verified.clone(), 2)
     scores = torch.tensor([[9.0] * 3, [0.5] * 3, [0.25] * 3])

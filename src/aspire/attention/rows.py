@@ -44,12 +44,17 @@ class AttentionRows:
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """One list of every slot: unit u covers positions [u * unit, (u + 1) * unit). Units ascend."""
+    """One list of every slot: unit u covers positions [u * unit, (u + 1) * unit). Units ascend.
+
+    places: where each listed unit lies in the cache, its first token's row over unit, which spares a lookup in the
+    block table; None: look it up.
+    """
 
     units: Tensor  # int32 [S, C]
     num_units: Tensor  # int32 [S]
     unit: int
     sinks: int
+    places: Tensor | None = None  # int32 [S, C]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from aspire.runtime.batch import StepInputs, StepShape
 from aspire.runtime.cache import KVCache, Selection
 from aspire.runtime.operators import Operators
 from aspire.runtime.step import Located
+from aspire.runtime.together import ChosenTogether, probe_dtype, probe_width
 from aspire.speculation.layers import LayerPlan
 
 
@@ -54,6 +55,7 @@ class StepAttention:
         self._verify = self._verify_rows(inputs, scratch) if shape.verify_probes else None
         self._draft = self._draft_rows(inputs, scratch) if shape.draft_probes else None
         self._both = _join(self._verify, self._draft)
+        self._together = self._chosen_together(self._verify)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [T, H, D], key and value [T, KH, D] -> [T, H, D]."""
@@ -66,17 +68,25 @@ class StepAttention:
             rows = rows if reads is None else self._resting
         selection = None if reads is None else setup.selection.view(reads)
         scoring = self._scoring(layer)
-        probe = None if scoring is None else self._probe(scoring, query)
+        together = self._together if self._together is not None and layer in setup.layers.chosen_together else None
+        probe = None if scoring is None else self._probe(scoring, query) if together is None else together.probe(query)
         out, lse = setup.backend.attend(query, key_cache, value_cache, rows, selection, setup.options[layer], probe)
         if scoring is not None and probe is not None:
             assert lse is not None, "a probe comes with the log-sum-exp"
-            self._renew(layer, scoring, probe, lse)
+            if together is None:
+                self._renew(layer, scoring, probe, lse)
+            else:
+                together.add(lse)
         return out
 
     def finish(self) -> None:
         for change in self._pending:
             self._select(*change)
         self._pending.clear()
+        if self._together is not None and self._verify is not None:
+            plan = self.setup.layers
+            lists, _ = _span(plan.verify_writes[plan.chosen_together[0]])
+            self._select(self._verify, self._together.scores, self._lists(self._verify, (lists, 1), (0, 0)))
 
     def _scoring(self, layer: int) -> ScoringRows | None:
         verify, draft = self.setup.layers.verify_writes[layer], self.setup.layers.draft_writes[layer]
@@ -86,10 +96,17 @@ class StepAttention:
 
     def _probe(self, scoring: ScoringRows, query: Tensor) -> Probe:
         num_rows, num_queries = scoring.token.shape
-        dtype = torch.float32 if query.device.type == "cpu" else torch.bfloat16  # on CUDA these are bytes that cost
-        width = -(-self.shape.max_kv_len // 16) * 16  # rows of logits stay aligned
-        logits = torch.empty(num_rows, num_queries, query.shape[1], width, dtype=dtype, device=query.device)
+        logits = torch.empty(num_rows, num_queries, query.shape[1], probe_width(self.shape.max_kv_len),
+                             dtype=probe_dtype(query.device), device=query.device)
         return Probe(scoring.token, scoring.row, logits)
+
+    def _chosen_together(self, verify: ScoringRows | None) -> ChosenTogether | None:
+        layers, setup = self.setup.layers.chosen_together, self.setup
+        if verify is None or not layers:
+            return None
+        windows = tuple(setup.options[layer].window for layer in layers)
+        return ChosenTogether(windows, verify.token, verify.row, self.located.rows, setup.selection.config,
+                              setup.operators)
 
     def _renew(self, layer: int, scoring: ScoringRows, probe: Probe, lse: Tensor) -> None:
         """Lists from this layer's scores, kept now or after the step as the layer plan says."""
@@ -99,12 +116,16 @@ class StepAttention:
                                       window=self.setup.options[layer].window)  # [N, U]
         if config.merge == "mix" and plan.draft_writes[layer]:
             store.mix(sum(map(bool, plan.draft_writes[:layer])), scoring.slot, scores, scoring.num_verify)
-        lists = ListRows(store.units, store.num_units, scoring.slot, scoring.num_verify,
-                         _span(plan.verify_writes[layer]), _span(plan.draft_writes[layer]))
+        lists = self._lists(scoring, _span(plan.verify_writes[layer]), _span(plan.draft_writes[layer]))
         if plan.apply == "same_step":
             self._select(scoring, scores, lists)
         else:
             self._pending.append((scoring, scores, lists))
+
+    def _lists(self, scoring: ScoringRows, verify: tuple[int, int], draft: tuple[int, int]) -> ListRows:
+        store = self.setup.selection
+        return ListRows(store.units, store.num_units, scoring.slot, scoring.num_verify, verify, draft,
+                        store.places_in(self.located.rows.block_table))
 
     def _select(self, scoring: ScoringRows, scores: Tensor, lists: ListRows) -> None:
         self.setup.operators.select_into(scores, scoring.first, scoring.last, scoring.wanted,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aspire.attention.rows import RowSelection
+from aspire.ops.select_topk.lists import Places
 from aspire.speculation.layers import LayerPlan
 from aspire.speculation.selection import SelectionConfig
 
@@ -57,12 +58,15 @@ class Selection:
     """
 
     def __init__(self, layers: LayerPlan, config: SelectionConfig, *, num_slots: int, max_model_len: int,
-                 device: torch.device) -> None:
+                 block_size: int, device: torch.device) -> None:
         self.config = config
         self.capacity = max(1, config.capacity(max_model_len))
         lists = max(1, layers.num_lists)
         self.units = torch.zeros(lists, num_slots + 1, self.capacity, dtype=torch.int32, device=device)
         self.num_units = torch.zeros(lists, num_slots + 1, dtype=torch.int32, device=device)
+        # A running request keeps its blocks, so where a unit lies is looked up once, when it is chosen.
+        self.per_block = block_size // config.unit if block_size % config.unit == 0 else 0
+        self.places = torch.zeros_like(self.units) if self.per_block else None
         self.tail_start = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         self.quota = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)  # units to select, per slot
         lengths = range(max_model_len + 1)
@@ -74,7 +78,12 @@ class Selection:
         self.verified = torch.zeros(kept, num_slots + 1, -(-max_model_len // config.unit), device=device)
 
     def view(self, index: int) -> RowSelection:
-        return RowSelection(self.units[index], self.num_units[index], self.config.unit, self.config.sinks)
+        places = None if self.places is None else self.places[index]
+        return RowSelection(self.units[index], self.num_units[index], self.config.unit, self.config.sinks, places)
+
+    def places_in(self, block_table: Tensor) -> Places | None:
+        """What keeps the places of newly chosen units."""
+        return None if self.places is None else Places(self.places, block_table, self.per_block)
 
     def anchor(self, slots: Tensor, context: Tensor) -> None:
         """Fix tail and quota of slots [N] for contexts of that many tokens [N]; scratch entries may repeat."""

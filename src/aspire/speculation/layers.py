@@ -3,6 +3,7 @@
 Refresh layers are data here. "List" = one stored selection of a request (see selection.py); a layer reads at most one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,7 +40,7 @@ class LayerPlan:
         for lists in (*self.verify_writes, *self.draft_writes, tuple(r for r in self.reads if r is not None)):
             assert all(0 <= index < self.num_lists for index in lists), "list index out of range"
         for lists in (*self.verify_writes, *self.draft_writes):
-            assert list(lists) == list(range(min(lists, default=0), min(lists, default=0) + len(lists))), "in a row"
+            assert _in_a_row(lists), "lists that a layer sets are numbered in a row"
         if self.refresh_every > 1:
             chosen = [index for lists in self.verify_writes for index in lists]
             assert all(index in chosen for lists in self.draft_writes for index in lists), "read before it is chosen"
@@ -58,6 +59,14 @@ class LayerPlan:
     def full_layers(self) -> tuple[int, ...]:
         """Layers in which a sparse row that renews reads the whole context."""
         return tuple(layer for layer, index in enumerate(self.reads) if index is None)
+
+    @property
+    def chosen_together(self) -> tuple[int, ...]:
+        """Layers that only verifications score, each for one list, numbered in a row: nobody reads these before the
+        next step, so all of them may be chosen at once when the step is over."""
+        alone = [layer for layer, lists in enumerate(self.verify_writes) if lists and not self.draft_writes[layer]]
+        lists = [index for layer in alone for index in self.verify_writes[layer]]
+        return tuple(alone) if len(lists) == len(alone) and _in_a_row(lists) else ()
 
     def reads_between(self, layer: int) -> int | None:
         """What a sparse row that does not renew reads in the layer: a list; None: everything."""
@@ -176,6 +185,10 @@ def selecting_layers(num_layers: int, selecting: tuple[int, ...], dense: tuple[i
         reads.append(None if layer in selecting or layer in dense else current)
     writes = tuple((selecting.index(layer),) if layer in selecting else () for layer in range(num_layers))
     return LayerPlan(tuple(reads), writes, writes, len(selecting), tail="draft")
+
+
+def _in_a_row(lists: Sequence[int]) -> bool:
+    return not lists or list(lists) == list(range(lists[0], lists[0] + len(lists)))
 
 
 def _nothing(num_layers: int) -> tuple[tuple[int, ...], ...]:

@@ -68,6 +68,8 @@ def make_case(spec: CaseSpec, seed: int) -> AttentionCase:
     tokens = starts[-1] + spec.spare_tokens
     query = torch.randn(tokens, spec.num_heads, spec.head_dim, generator=gen)
     to = spec.device
+    places = _places(spec, units, table, seed)
+    places = None if places is None else places.to(to)
     rows = AttentionRows(
         query_start=torch.tensor(starts, dtype=torch.int32, device=to),
         kv_len=torch.tensor([row.kv_len for row in spec.rows], dtype=torch.int32, device=to),
@@ -77,7 +79,7 @@ def make_case(spec: CaseSpec, seed: int) -> AttentionCase:
         max_query_len=max(row.num_queries for row in spec.rows), max_kv_len=max(row.kv_len for row in spec.rows) + 3)
     return AttentionCase(
         query.to(to, spec.dtype), key_cache.to(to, spec.dtype), value_cache.to(to, spec.dtype), rows,
-        RowSelection(units.to(to), num_units.to(to), spec.unit, spec.sinks),
+        RowSelection(units.to(to), num_units.to(to), spec.unit, spec.sinks, places),
         AttentionOptions(spec.head_dim ** -0.5, spec.window, spec.softcap), _probe(spec, starts, rows, gen))
 
 
@@ -115,6 +117,14 @@ def _lists(spec: CaseSpec, slots: Tensor, gen: torch.Generator) -> tuple[Tensor,
         units[slot, :count] = chosen.int()
         num_units[slot] = count
     return units, num_units, tail_start
+
+
+def _places(spec: CaseSpec, units: Tensor, table: Tensor, seed: int) -> Tensor | None:
+    """Where the listed units lie, for every other seed, if units lie inside blocks."""
+    if seed % 2 or spec.block_size % spec.unit:
+        return None
+    per_block, unit = spec.block_size // spec.unit, units.clamp(min=0).long()
+    return (table.long().gather(1, unit // per_block) * per_block + unit % per_block).int()
 
 
 def _probe(spec: CaseSpec, starts: Sequence[int], rows: AttentionRows, gen: torch.Generator) -> Probe | None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from aspire.attention.rows import AttentionOptions, AttentionRows, RowSelection
-from aspire.ops.paged_attention.kernels import FIELDS, TOKEN_FIELDS
 from aspire.ops.paged_attention.triton import KernelConfig, PagedAttention
+from aspire.ops.paged_attention.work_list import FIELDS, TOKEN_FIELDS
 
 pytestmark = pytest.mark.interpret
 OPTIONS = AttentionOptions(0.25)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aspire.ops.select_topk.lists import ListRows
+from aspire.ops.select_topk.lists import ListRows, Places
 from aspire.ops.select_topk.reference import select_into, select_topk
 
 pytestmark = pytest.mark.gpu
@@ -74,3 +74,25 @@ def test_results_in_stored_lists(units: int) -> None:
         stores.append(lists)
     assert torch.equal(stores[0].units, stores[1].units)
     assert torch.equal(stores[0].num_units, stores[1].num_units)
+
+
+@pytest.mark.parametrize("units", [8035, 33056])
+def test_blocks_of_rows_and_where_units_lie(units: int) -> None:
+    """Four blocks of scores set lists 3 to 6. Planted fault: a place looked up in the row's line of the block table."""
+    from aspire.ops.select_topk.triton import select_into as kernel
+
+    scores, first = scores_of("heavy tail", 4 * 16, units), torch.full((16,), 4, device="cuda", dtype=torch.int32)
+    last, k = torch.full_like(first, units * 8 // 10), torch.full_like(first, 444)
+    slot = torch.randperm(40, device="cuda")[:16]
+    table = torch.randint(0, 1 << 20, (41, -(-units // 16)), device="cuda", dtype=torch.int32)
+    stores = []
+    for function in (select_into, kernel):
+        places = Places(torch.zeros(10, 41, 444, dtype=torch.int32, device="cuda"), table, 16)
+        lists = ListRows(torch.full((10, 41, 444), 7, dtype=torch.int32, device="cuda"),
+                         torch.zeros(10, 41, dtype=torch.int32, device="cuda"), slot, 16, (3, 1), (0, 0), places)
+        function(scores, first, last, k, coverage=None, lists=lists)
+        stores.append(lists)
+    assert torch.equal(stores[0].units, stores[1].units)
+    assert stores[0].places is not None
+    assert stores[1].places is not None
+    assert torch.equal(stores[0].places.stored, stores[1].places.stored)

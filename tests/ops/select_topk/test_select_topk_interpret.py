@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from aspire.ops.select_topk import reference
-from aspire.ops.select_topk.lists import ListRows
+from aspire.ops.select_topk.lists import ListRows, Places
 from aspire.ops.select_topk.reference import select_topk
 
 pytestmark = pytest.mark.interpret
@@ -107,3 +107,35 @@ def test_results_in_stored_lists(monkeypatch: pytest.MonkeyPatch, keep: int, dra
     assert torch.equal(stores[0].num_units, stores[1].num_units)
     assert int((stores[1].num_units != 66).sum()) == 2 + 3 * draft[1]
     assert stores[1].num_units[1, 3] == 9
+
+
+@pytest.mark.parametrize("draft", [(0, 0), (1, 1)], ids=["verifying rows", "all rows"])
+@pytest.mark.parametrize("keep", [32768, 16], ids=["in registers", "in chunks"])
+def test_blocks_of_rows_and_where_units_lie(monkeypatch: pytest.MonkeyPatch, keep: int, draft: tuple[int, int]) -> None:
+    """Three blocks of scores set lists 1 to 3 of the same slots, with the same ranges; a place is found through the
+    slot's own line of the block table. Planted faults: the second block with ranges of rows past the first; the table's
+    line of the row instead of the slot; a unit's place inside its block left out."""
+    import aspire.ops.select_topk.triton as module
+
+    monkeypatch.setattr(module, "KEEP", keep)
+    gen = torch.Generator().manual_seed(4)
+    scores = torch.rand(3 * 5, 700, generator=gen)
+    first, last = torch.tensor([0, 8, 0, 3, 50], dtype=torch.int32), torch.tensor([700, 600, 0, 90, 699])
+    k, slot = torch.tensor([9, 25, 25, 4, 17]), torch.tensor([3, 0, 5, 4, 2])
+    table = torch.randperm(7 * 200, generator=gen).view(7, 200).int()[:, :180]  # 4 units a block
+    stores = []
+    for select_into in (reference.select_into, module.select_into):
+        places = Places(torch.full((6, 7, CAPACITY), 55, dtype=torch.int32), table, 4)
+        lists = ListRows(torch.full((6, 7, CAPACITY), 77, dtype=torch.int32), torch.full((6, 7), 66, dtype=torch.int32),
+                         slot, 2, (1, 1), draft, places)
+        select_into(scores, first, last, k, coverage=None, lists=lists)
+        stores.append(lists)
+    assert torch.equal(stores[0].units, stores[1].units)
+    assert torch.equal(stores[0].num_units, stores[1].num_units)
+    assert int((stores[1].num_units != 66).sum()) == 3 * (2 + 3 * draft[1])
+    listed = (stores[1].units >= 0) & (stores[1].units != 77)
+    found = stores[1].places
+    assert found is not None
+    lists_, slots, entries = listed.nonzero(as_tuple=True)
+    units = stores[1].units[lists_, slots, entries].long()
+    assert torch.equal(found.stored[lists_, slots, entries].long(), table[slots, units // 4].long() * 4 + units % 4)

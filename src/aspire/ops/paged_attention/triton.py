@@ -10,7 +10,9 @@ import triton
 from torch import Tensor
 
 from aspire.attention.rows import AttentionOptions, AttentionRows, Probe, RowSelection
-from aspire.ops.paged_attention.kernels import FIELDS, TOKEN_FIELDS, attend_kernel, combine_kernel, plan_kernel
+from aspire.ops.paged_attention.combine import combine_kernel
+from aspire.ops.paged_attention.kernels import attend_kernel
+from aspire.ops.paged_attention.work_list import FIELDS, TOKEN_FIELDS, plan_kernel
 
 TAIL_GUESS = 96  # keys of a sparse row after its list: the window and a few drafts
 ITEM_OVERHEAD = 256  # keys that a program reads in the time that starting an item takes
@@ -173,7 +175,11 @@ class PagedAttention:
         assert self._partial is not None
         partial, partial_lse = self._partial
         spare = plan.counters
-        units, num_units = (spare[None], spare) if selection is None else (selection.units, selection.num_units)
+        units, num_units, has_places = spare[None], spare, False
+        if selection is not None:
+            units, num_units = selection.units, selection.num_units
+            if selection.places is not None and options.window is None:  # a window needs positions
+                units, has_places = selection.places, True
         probe_row, probe_token, logits = (spare, spare[None], partial[None]) if probe is None else (
             probe.row, probe.token, probe.logits)
         queries = 0 if probe is None else probe_token.shape[1]
@@ -195,14 +201,14 @@ class PagedAttention:
                 NUM_FINE=config.num_fine, RESTRICT=selection is not None, WINDOW=geometry.window,
                 SOFTCAP=options.softcap is not None, PROBE_P=triton.next_power_of_2(max(1, queries)),
                 NP=max(64, triton.next_power_of_2(probe_row.shape[0])), DIRECT=direct, TILED=tiled,
-                PROBE=queries, SMALL=geometry.small, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-                STAGES=config.stages, LIST_STAGES=config.list_stages, num_warps=config.warps,
-                maxnreg=config.registers)
+                PROBE=queries, SMALL=geometry.small, PLACES=has_places,
+                PRECISION="ieee" if query.dtype == torch.float32 else "tf32", STAGES=config.stages,
+                LIST_STAGES=config.list_stages, num_warps=config.warps, maxnreg=config.registers)
         combine_kernel[(len(query), kv_heads)](
             plan.tokens, plan.counters, out, partial_lse if lse is None else lse, partial, partial_lse,
             options.value_scale, KH=kv_heads, G=num_heads // kv_heads,
             GP=triton.next_power_of_2(num_heads // kv_heads), D=dim, DP=triton.next_power_of_2(dim), PROBE=queries,
-            UNROLL=12, num_warps=2)
+            UNROLL=24 if query.device.type == "cuda" else 2, num_warps=4)
 
     def _key_tile(self, query: Tensor) -> int:
         """16 KB of keys."""

@@ -14,7 +14,7 @@ three launches without atomics or zeroed memory, so that the result is the same 
 import triton
 import triton.language as tl
 
-PLACES = ("num_slots", "num_verify", "verify_first", "verify_count", "draft_first", "draft_count")
+TARGET = ("num_slots", "num_verify", "verify_first", "verify_count", "draft_first", "draft_count", "num_rows")
 FLOOR_BITS = tl.constexpr(21)  # of the k-th peak; rounding it down keeps a few units more
 
 
@@ -55,12 +55,16 @@ def count_enough(coverage, mass, above, num_above, value):
 
 
 @triton.jit
-def write_winners(keys, index, bound, spare, written, units_row):
-    """Those above the bound and the first `spare` of those equal to it, after `written` others: (spare, written)."""
+def write_winners(keys, index, bound, spare, written, units_row, places_row, table_row, PER_BLOCK: tl.constexpr):
+    """Those above the bound and the first `spare` of those equal to it, after `written` others: (spare, written).
+    PER_BLOCK above 0: also where they lie in the cache."""
     equal = (keys == bound).to(tl.int32)
     chosen = (keys > bound) | ((equal != 0) & (tl.cumsum(equal, 0) <= spare))
     place = tl.cumsum(chosen.to(tl.int32), 0) - 1 + written
     tl.store(units_row + place, index, mask=chosen)
+    if PER_BLOCK > 0:
+        block = tl.load(table_row + index // PER_BLOCK, mask=chosen, other=0)
+        tl.store(places_row + place, block * PER_BLOCK + index % PER_BLOCK, mask=chosen)
     return spare - tl.minimum(tl.sum(equal, 0), spare), written + tl.sum(chosen.to(tl.int32), 0)
 
 
@@ -72,33 +76,39 @@ def write_rest(units_row, num_row, k, CAPACITY: tl.constexpr, CP: tl.constexpr):
 
 
 @triton.jit
-def stored_rows(slot_of, n, num_slots, num_verify, verify_first, verify_count, draft_first, draft_count,
+def stored_rows(slot_of, n, m, num_slots, num_verify, verify_first, verify_count, draft_first, draft_count, num_rows,
                 LISTS: tl.constexpr):
-    """A row's first place among all lists' rows, and how many lists it sets; they lie num_slots places apart."""
+    """The first place among all lists' rows of row n, which is row m of its block, how many lists it sets (they lie
+    num_slots places apart), and its slot."""
     if LISTS:
-        is_verify = n < num_verify
-        first = tl.where(is_verify, verify_first, draft_first)
-        return first.to(tl.int64) * num_slots + tl.load(slot_of + n), tl.where(is_verify, verify_count, draft_count)
+        slot = tl.load(slot_of + m)
+        first = tl.where(m < num_verify, verify_first, draft_first) + n // num_rows
+        return first * num_slots + slot, tl.where(m < num_verify, verify_count, draft_count), slot
     else:  # noqa: RET505 (one of the two is compiled)
-        return n, 1
+        return n, 1, n
 
 
-@triton.jit(do_not_specialize=["num_units", *PLACES])
+@triton.jit(do_not_specialize=["num_units", *TARGET])
 def select_kernel(
-    scores,  # float32 [N, U]
+    scores,  # float32 [B * N, U]
     first_of, last_of, k_of,  # int [N]
     units,  # int32 [N, CAPACITY], LISTS: [L, S, CAPACITY]
     num,  # int32 [N], LISTS: [L, S]
-    slot_of,  # int64 [N], LISTS only, like the rest of this and the next line
+    slot_of,  # int64 [N], LISTS only, like the next three lines
+    places,  # int32 [L, S, CAPACITY], PER_BLOCK only, like the next line
+    block_table, table_stride,  # int32 [S, B]
     num_slots, num_verify, verify_first, verify_count, draft_first, draft_count,
+    num_rows,  # N, of which `scores` may have several blocks
     coverage, num_units, row_stride,
     CAPACITY: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, COVERAGE: tl.constexpr, LISTS: tl.constexpr,
+    PER_BLOCK: tl.constexpr,
 ):
     """One program per row, which it holds in registers."""
     n = tl.program_id(0).to(tl.int64)
-    place, count = stored_rows(slot_of, n, num_slots, num_verify, verify_first, verify_count, draft_first, draft_count,
-                               LISTS)
-    first, last, k = load_range(first_of, last_of, k_of, n, num_units, CAPACITY)
+    m = n % num_rows
+    place, count, slot = stored_rows(slot_of, n, m, num_slots, num_verify, verify_first, verify_count, draft_first,
+                                     draft_count, num_rows, LISTS)
+    first, last, k = load_range(first_of, last_of, k_of, m, num_units, CAPACITY)
     if (k == 0) | (count == 0):
         for i in range(count):
             write_rest(units + (place + i * num_slots) * CAPACITY, num + place + i * num_slots, 0, CAPACITY, CP)
@@ -121,22 +131,23 @@ def select_kernel(
             bound = trial
     spare = k - count_from(keys, bound + 1)
     for i in range(count):
-        units_row = units + (place + i * num_slots) * CAPACITY
-        write_winners(keys, index, bound, spare, 0, units_row)
-        write_rest(units_row, num + place + i * num_slots, k, CAPACITY, CP)
+        row = (place + i * num_slots) * CAPACITY
+        write_winners(keys, index, bound, spare, 0, units + row, places + row, block_table + slot * table_stride,
+                      PER_BLOCK)
+        write_rest(units + row, num + place + i * num_slots, k, CAPACITY, CP)
 
 
-@triton.jit(do_not_specialize=["num_units"])
+@triton.jit(do_not_specialize=["num_units", "num_rows"])
 def peaks_kernel(
     scores, first_of, last_of, k_of,  # as above
-    peaks,  # int32 [N, GROUPS]: best key of a group; -1: it has no candidate
-    mass,  # float32 [N, GROUPS]: sum of a group's candidates, with COVERAGE
-    num_units, row_stride,
+    peaks,  # int32 [B * N, GROUPS]: best key of a group; -1: it has no candidate
+    mass,  # float32 [B * N, GROUPS]: sum of a group's candidates, with COVERAGE
+    num_units, num_rows, row_stride,
     CAPACITY: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, COVERAGE: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    first, last, k = load_range(first_of, last_of, k_of, n, num_units, CAPACITY)
+    first, last, k = load_range(first_of, last_of, k_of, n % num_rows, num_units, CAPACITY)
     if k == 0:
         return
     best = tl.full([COLUMNS], -1, tl.int32)
@@ -152,18 +163,18 @@ def peaks_kernel(
         tl.store(mass + n * GROUPS + group, total)
 
 
-@triton.jit(do_not_specialize=["num_units"])
+@triton.jit(do_not_specialize=["num_units", "num_rows"])
 def keep_kernel(
     scores, first_of, last_of, k_of, peaks,  # as above
-    kept_keys, kept_units,  # int32 [N, CHUNKS * CHUNK]
-    counts,  # int32 [N, CHUNKS]
-    num_units, row_stride,
+    kept_keys, kept_units,  # int32 [B * N, CHUNKS * CHUNK]
+    counts,  # int32 [B * N, CHUNKS]
+    num_units, num_rows, row_stride,
     CAPACITY: tl.constexpr, GROUPS: tl.constexpr, CHUNK: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     chunks = tl.num_programs(1)
-    first, last, k = load_range(first_of, last_of, k_of, n, num_units, CAPACITY)
+    first, last, k = load_range(first_of, last_of, k_of, n % num_rows, num_units, CAPACITY)
     if k == 0:
         return
     if (chunk * CHUNK >= last) | (chunk * CHUNK + CHUNK <= first):
@@ -219,17 +230,19 @@ def sum_kept(keys, bound, kept_row, counts_row, total, BLOCK: tl.constexpr, CHUN
     return found
 
 
-@triton.jit(do_not_specialize=["num_units", *PLACES])
+@triton.jit(do_not_specialize=["num_units", *TARGET])
 def choose_kernel(
-    first_of, last_of, k_of, mass, kept_keys, kept_units, counts, units, num, slot_of,  # as above
-    num_slots, num_verify, verify_first, verify_count, draft_first, draft_count, coverage, num_units,
+    first_of, last_of, k_of, mass, kept_keys, kept_units, counts, units, num, slot_of, places,  # as above
+    block_table, table_stride, num_slots, num_verify, verify_first, verify_count, draft_first, draft_count, num_rows,
+    coverage, num_units,
     CAPACITY: tl.constexpr, CP: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr, COVERAGE: tl.constexpr, LISTS: tl.constexpr,
+    CHUNK: tl.constexpr, COVERAGE: tl.constexpr, LISTS: tl.constexpr, PER_BLOCK: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64)
-    place, count = stored_rows(slot_of, n, num_slots, num_verify, verify_first, verify_count, draft_first, draft_count,
-                               LISTS)
-    _, _, k = load_range(first_of, last_of, k_of, n, num_units, CAPACITY)
+    m = n % num_rows
+    place, count, slot = stored_rows(slot_of, n, m, num_slots, num_verify, verify_first, verify_count, draft_first,
+                                     draft_count, num_rows, LISTS)
+    _, _, k = load_range(first_of, last_of, k_of, m, num_units, CAPACITY)
     if (k == 0) | (count == 0):
         for i in range(count):
             write_rest(units + (place + i * num_slots) * CAPACITY, num + place + i * num_slots, 0, CAPACITY, CP)
@@ -261,10 +274,12 @@ def choose_kernel(
             bound = trial
     spare = k - count_kept(keys, bound + 1, keys_row, counts_row, total, BLOCK, CHUNKS, CHUNK)
     for i in range(count):
-        units_row = units + (place + i * num_slots) * CAPACITY
-        left, written = write_winners(keys, index, bound, spare, 0, units_row)
+        row = (place + i * num_slots) * CAPACITY
+        table_row = block_table + slot * table_stride
+        left, written = write_winners(keys, index, bound, spare, 0, units + row, places + row, table_row, PER_BLOCK)
         for start in range(BLOCK, total, BLOCK):
             more = load_kept(keys_row, counts_row, start, total, BLOCK, CHUNKS, CHUNK)
             more_index = load_kept(index_row, counts_row, start, total, BLOCK, CHUNKS, CHUNK)
-            left, written = write_winners(more, more_index, bound, left, written, units_row)
-        write_rest(units_row, num + place + i * num_slots, k, CAPACITY, CP)
+            left, written = write_winners(more, more_index, bound, left, written, units + row, places + row, table_row,
+                                          PER_BLOCK)
+        write_rest(units + row, num + place + i * num_slots, k, CAPACITY, CP)

@@ -34,11 +34,22 @@ def select_topk(scores: Tensor, first: Tensor, last: Tensor, k: Tensor, *, capac
 
 def select_into(scores: Tensor, first: Tensor, last: Tensor, k: Tensor, *, coverage: float | None,
                 lists: ListRows) -> None:
-    """select_topk, with row n's result in the lists of slot lists.slot[n] that its kind sets, instead of new tensors.
+    """select_topk, with results in the lists that the rows set, instead of new tensors.
+
+    scores: float32 [B * N, U], B blocks of the N rows of `lists`; first, last, k: int [N]. See ListRows.
     """
-    units, num_units = select_topk(scores, first, last, k, capacity=lists.units.shape[2], coverage=coverage)
+    num_rows = len(lists.slot)
     kinds = ((lists.verify, slice(0, lists.num_verify)), (lists.draft, slice(lists.num_verify, None)))
-    for (start, count), part in kinds:
-        for index in range(start, start + count):
-            lists.units[index, lists.slot[part]] = units[part]
-            lists.num_units[index, lists.slot[part]] = num_units[part]
+    for block in range(len(scores) // max(1, num_rows)):
+        units, num_units = select_topk(scores[block * num_rows : (block + 1) * num_rows], first, last, k,
+                                       capacity=lists.units.shape[2], coverage=coverage)
+        for (start, count), part in kinds:
+            slot = lists.slot[part]
+            for index in range(start + block, start + block + count):
+                lists.units[index, slot] = units[part]
+                lists.num_units[index, slot] = num_units[part]
+                if lists.places is not None:
+                    per_block = lists.places.per_block
+                    unit = units[part].clamp(min=0).long()
+                    table = lists.places.block_table[slot].gather(1, unit // per_block)
+                    lists.places.stored[index, slot] = (table * per_block + unit % per_block).int()

@@ -20,7 +20,8 @@ def select_topk(scores: Tensor, first: Tensor, last: Tensor, k: Tensor, *, capac
     """See reference.py. With coverage, sums are float32, so the last unit may differ from the reference's."""
     units = torch.empty(len(scores), capacity, dtype=torch.int32, device=scores.device)
     num = torch.empty(len(scores), dtype=torch.int32, device=scores.device)
-    _select(scores, (first, last, k), (units, num, num, 0, 0, 0, 0, 0, 0), coverage, stores_lists=False)
+    target = (units, num, num, num, num, 0, 0, 0, 0, 0, 0, 0, len(scores))
+    _select(scores, (first, last, k), target, coverage, {"LISTS": False, "PER_BLOCK": 0})
     return units, num
 
 
@@ -29,21 +30,27 @@ def select_into(scores: Tensor, first: Tensor, last: Tensor, k: Tensor, *, cover
     """See reference.py."""
     assert lists.units.is_contiguous(), "lists lie one after the other"
     assert lists.num_units.is_contiguous(), "lists lie one after the other"
-    target = (lists.units, lists.num_units, lists.slot, lists.units.shape[1], lists.num_verify, *lists.verify,
-              *lists.draft)
-    _select(scores, (first, last, k), target, coverage, stores_lists=True)
+    if not len(scores):
+        return
+    assert len(scores) % len(lists.slot) == 0, "whole blocks of rows"
+    spare = lists.num_units
+    places = (spare, spare, 0) if lists.places is None else (
+        lists.places.stored, lists.places.block_table, lists.places.block_table.stride(0))
+    target = (lists.units, lists.num_units, lists.slot, *places, lists.units.shape[1], lists.num_verify, *lists.verify,
+              *lists.draft, len(lists.slot))
+    kind = {"LISTS": True, "PER_BLOCK": 0 if lists.places is None else lists.places.per_block}
+    _select(scores, (first, last, k), target, coverage, kind)
 
 
-def _select(scores: Tensor, ranges: tuple[Tensor, Tensor, Tensor], target: tuple[Any, ...], coverage: float | None, *,
-            stores_lists: bool) -> None:
-    """target: what the kernels take from `units` to `draft_count`."""
+def _select(scores: Tensor, ranges: tuple[Tensor, Tensor, Tensor], target: tuple[Any, ...], coverage: float | None,
+            kind: dict[str, Any]) -> None:
+    """target: what the kernels take from `units` to `num_rows`. kind: constants that belong to it."""
     num_rows, num_units = scores.shape
     capacity = target[0].shape[-1]
     assert scores.stride(1) == 1, "units are contiguous"
     if num_rows == 0:
         return
-    sizes = {"CAPACITY": capacity, "CP": triton.next_power_of_2(capacity), "COVERAGE": coverage is not None,
-             "LISTS": stores_lists}
+    sizes = {"CAPACITY": capacity, "CP": triton.next_power_of_2(capacity), "COVERAGE": coverage is not None, **kind}
     if num_units > KEEP:
         _select_long(scores, ranges, target, coverage or 0.0, sizes)
         return
@@ -68,11 +75,11 @@ def _select_long(scores: Tensor, ranges: tuple[Tensor, Tensor, Tensor], target: 
     kept_keys, kept_units = torch.empty(2, num_rows, chunks * chunk, dtype=torch.int32, device=device)
     counts = torch.empty(num_rows, chunks, dtype=torch.int32, device=device)
     peaks_kernel[(num_rows, groups // COLUMNS)](
-        scores, *ranges, peaks, mass, num_units, scores.stride(0), CAPACITY=capacity, GROUPS=groups, COLUMNS=COLUMNS,
-        DEPTH=DEPTH, COVERAGE=sizes["COVERAGE"], num_warps=4)
+        scores, *ranges, peaks, mass, num_units, target[-1], scores.stride(0), CAPACITY=capacity, GROUPS=groups,
+        COLUMNS=COLUMNS, DEPTH=DEPTH, COVERAGE=sizes["COVERAGE"], num_warps=4)
     keep_kernel[(num_rows, chunks)](
-        scores, *ranges, peaks, kept_keys, kept_units, counts, num_units, scores.stride(0), CAPACITY=capacity,
-        GROUPS=groups, CHUNK=chunk, num_warps=max(4, min(16, max(groups, chunk) // 512)))
+        scores, *ranges, peaks, kept_keys, kept_units, counts, num_units, target[-1], scores.stride(0),
+        CAPACITY=capacity, GROUPS=groups, CHUNK=chunk, num_warps=max(4, min(16, max(groups, chunk) // 512)))
     choose_kernel[(num_rows,)](
         *ranges, mass, kept_keys, kept_units, counts, *target, coverage, num_units, GROUPS=groups, BLOCK=block,
         CHUNKS=chunks, CHUNK=chunk, **sizes, num_warps=max(4, min(16, block // 256)))
