@@ -4,7 +4,8 @@
 
 With --random-context the KV pool is filled with noise and taken as computed, so no prefill is paid. With
 --replay-acceptance drafts are accepted by a coin of that bias (a pure function of seed and position), for shapes
-without real weights; the output says so. Times are of steps with the full batch decoding.
+without real weights; the output says so. With --model, real weights continue real text, which is prefilled, and the
+tokens of all policies are compared. Times are of steps with the full batch decoding.
 """
 
 import gc
@@ -13,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from aspire.engine import Engine
 from aspire.model.build import build_model
 from aspire.model.resolve import load_tokenizer, resolve_model
 from aspire.model.spec import ModelSpec
+from aspire.outputs import RequestGroup
 from aspire.request import SamplingParams
 from aspire.runtime.cache import KVCache
 from aspire.runtime.devices import choose_device, device_kit
@@ -54,6 +56,7 @@ class Result:
     """One policy. Seconds are medians or totals over steps in which the whole batch decodes.
 
     roofline_ms: weights and the KV that the mean step reads, over the copy bandwidth. fraction: of it reached.
+    equal: requests whose tokens are those that the first policy gave; None for noise, and for the first.
     """
 
     shape: str
@@ -73,6 +76,7 @@ class Result:
     prefill_seconds: float
     prefill_tflops: float | None
     steps: int
+    equal: int | None = None
 
 
 class Recorder:
@@ -134,23 +138,29 @@ class Bench:
             self.tokenizer = load_tokenizer(source) if model else None
         self.model: Model = decoder
         self.weight_bytes = decoder.weight_bytes
+        self._first: dict[str, list[int]] | None = None  # tokens of each request under the policy measured first
 
     def measure(self, policy: str, work: Workload, prompts: Sequence[Sequence[int]] | None = None) -> Result:
         """Throughput of one policy over one workload."""
         engine, recorder = self.begin(policy, work, prompts)
         begun = time.monotonic()
         decoding_since = None
+        tokens: dict[str, list[int]] = {}
         while engine.has_unfinished and engine.scheduler.num_running + engine.scheduler.num_waiting == work.batch:
-            engine.advance()
+            _collect(engine.advance(), tokens)
             if decoding_since is None and recorder.steps and not _prefills(recorder.steps[-1]):
                 self._wait()
                 decoding_since = time.monotonic() - begun
         self._wait()
         while engine.has_unfinished:
-            engine.advance()
+            _collect(engine.advance(), tokens)
         every = engine.scheduler.cost.kv.refresh_every
         name = policy if every == 1 else f"{policy} every {every}"
         result = self._result(name, work, recorder.steps, decoding_since or 0.0, engine)
+        if prompts is not None:
+            result = replace(result, equal=None if self._first is None else sum(
+                found == self._first[request] for request, found in tokens.items()))
+            self._first = self._first or tokens
         del engine
         self.free()
         return result
@@ -243,6 +253,11 @@ def prefill_flops(spec: ModelSpec, batch: int, context: int) -> float:
     return batch * (2.0 * weights * context + 4.0 * spec.num_layers * spec.num_heads * spec.head_dim * pairs)
 
 
+def _collect(groups: Sequence[RequestGroup], tokens: dict[str, list[int]]) -> None:
+    tokens.update((group.request_id, list(group.sequences[0].output_token_ids))
+                  for group in groups if group.is_finished)
+
+
 def _prefills(stats: StepStats) -> bool:
     return any(row.kind == "prefill" for row in stats.rows)
 
@@ -269,5 +284,8 @@ def print_table(results: Sequence[Result]) -> None:
                       "-" if r.tokens_per_verification is None else f"{r.tokens_per_verification:.2f}", accepted,
                       f"{r.weights_ms:.2f}", f"{r.kv_ms:.2f}", f"{r.fraction:.1%}", f"{r.prefill_seconds:.1f}")
     Console(width=160).print(table)
+    for result in results[1:]:
+        if result.equal is not None:
+            print(f"{result.policy}: tokens of {result.equal} of {result.batch} requests equal {results[0].policy}'s")
     for result in results:
         print(json.dumps(asdict(result)))

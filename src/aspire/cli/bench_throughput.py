@@ -8,6 +8,10 @@ import typer
 
 def throughput(
     shape: Annotated[str, typer.Option(metavar="NAME", help="Known model shape, with dummy weights")] = "llama-3.1-8b",
+    model: Annotated[str | None, typer.Option(
+        metavar="MODEL", help="Real weights instead, on real text, which is computed; tokens are compared")] = None,
+    data: Annotated[list[str] | None, typer.Option(
+        metavar="FILE", help="With --model: solved problems as JSON lines; default the sample of GSM8K")] = None,
     policy: Annotated[list[str] | None, typer.Option(
         metavar="NAME", help="May be repeated; default autoregressive and aspire")] = None,
     refresh_every: Annotated[int, typer.Option(
@@ -29,11 +33,17 @@ def throughput(
     profile: Annotated[bool, typer.Option("--profile", help="Also show where the device's time goes")] = False,
 ) -> None:
     """Time steps in which the whole batch decodes; a table, then one JSON line per policy."""
+    from aspire.bench.contexts import Windows, read_problems
     from aspire.bench.profile import print_profile, profile_steps
     from aspire.bench.throughput import Bench, Workload, print_prefill, print_table
     from aspire.config import EngineOptions
+    from aspire.samples import gsm8k_sample
     from aspire.speculation.policy import NO_OVERRIDES, Overrides, resolve_policy
 
+    if model is not None and replay_acceptance is not None:
+        raise ValueError("replay_acceptance is for shapes without weights; with model drafts are judged as always")
+    if model is None and data:
+        raise ValueError("data needs model: shapes without weights read noise")
     if loop not in ("auto", "plain", "overlapped"):
         raise ValueError(f"loop must be one of auto, plain, overlapped, got {loop!r}")
     policies = policy or ["autoregressive", "aspire"]
@@ -46,13 +56,17 @@ def throughput(
                               "attention_backend": attention_backend,
                               "kv_cache_dtype": kv_cache_dtype, "capture_at_start": False,
                               "kv_offload_gb": kv_offload_gb, "enable_prefix_caching": kv_offload_gb > 0}
-    bench = Bench(shape, model=None, dtype=dtype, options=options)
+    problems = [problem for path in data for problem in read_problems(path)] if data else gsm8k_sample()
+    bench = Bench(model or shape, model=model, dtype=dtype, options=options)
+    prompts = None
+    if model is not None:
+        prompts, prefill = Windows(problems, bench.tokenizer).contexts(batch, context, seed=0), True
     works = {name: Workload(batch, context, new_tokens, temperature, not prefill,
                             None if name == "autoregressive" else replay_acceptance, changes[name])
              for name in policies}
     if prefill and bench.device.type == "cuda":  # compiles kernels
         bench.measure(policies[0], replace(works[policies[0]], batch=1, new_tokens=16))
-    results = [bench.measure(name, work) for name, work in works.items()]
+    results = [bench.measure(name, work, prompts) for name, work in works.items()]
     print_table(results)
     if prefill:
         print_prefill(results, bench.device)
