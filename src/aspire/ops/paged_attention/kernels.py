@@ -9,6 +9,7 @@ a row's keys are summed depends on nothing but the place of the key. A piece's r
 in order, by the combine kernel or, for long query runs, in registers by the same arithmetic. Masked keys and pieces
 contribute exactly nothing. A restricted row has pieces of list_piece keys; one whose tail starts at 0 reads everything
 and is a full row.
+Long because its kernels share their geometry.
 """
 
 # mypy: disable-error-code="no-untyped-def, attr-defined"
