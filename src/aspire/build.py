@@ -43,6 +43,8 @@ from aspire.speculation.online_fit import OnlineFit
 from aspire.speculation.policy import Policy, resolve_policy
 from aspire.stats import Observer
 
+MOST_GRAPH_TOKENS = 1024  # of a step with a CUDA graph: enough to verify 60 requests at once; logits take memory
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -146,10 +148,12 @@ def assemble(config: EngineConfig, spec: ModelSpec, model: Model, tokenizer: Any
                     judge=wrap_judge(_judge(config, spec, state, sampling, setup.operators)),
                     builder=BatchBuilder(_layout(policy, state), device=device),
                     mover=None if tier is None else tier.mover)
-    if device.type == "cuda" and config.model.cuda_graphs and kit.backend.captures:
+    uses_graphs = device.type == "cuda" and config.model.cuda_graphs and kit.backend.captures
+    if uses_graphs:
         _capture(config, policy, runner, lookahead=lookahead, progress=progress)
     scheduler = _scheduler(config, policy, shape, pool_type, lookahead=lookahead, cost=cost,
-                           offload=None if tier is None else tier.offload)
+                           offload=None if tier is None else tier.offload,
+                           most_decode_tokens=_graph_tokens(config, policy) if uses_graphs else float("inf"))
     facts = ModelFacts(
         name=config.model.served_model_name or config.model.model, vocab_size=spec.vocab_size,
         max_model_len=_limit(config), eos_token_ids=spec.eos_token_ids, tokenizer=tokenizer,
@@ -195,11 +199,17 @@ def _limit(config: EngineConfig) -> int:
     return config.model.max_model_len
 
 
+def _graph_tokens(config: EngineConfig, policy: Policy) -> int:
+    """Tokens of the largest step that has a CUDA graph."""
+    rows = config.batch.max_num_seqs
+    return min(rows * (policy.draft_limit + 1), config.batch.max_num_batched_tokens, max(MOST_GRAPH_TOKENS, rows))
+
+
 def _capture(config: EngineConfig, policy: Policy, runner: Runner, *, lookahead: int, progress: Progress) -> None:
     """CUDA graphs of greedy and sampled decoding, before the first request."""
     rows = config.batch.max_num_seqs
-    most = min(rows * (policy.draft_limit + 1), config.batch.max_num_batched_tokens, max(512, rows))
-    graphs = runner.use_graphs(max_rows=rows, max_tokens=most, max_kv_len=_limit(config) + lookahead)
+    graphs = runner.use_graphs(max_rows=rows, max_tokens=_graph_tokens(config, policy),
+                                max_kv_len=_limit(config) + lookahead)
     if config.model.capture_at_start:
         modes: tuple[Mode, ...] = ("greedy", "plain")
         with progress("Capturing CUDA graphs", len(graphs.buckets(modes))) as advance:
@@ -259,10 +269,12 @@ def _judge(config: EngineConfig, spec: ModelSpec, state: SlotState, sampling: Sl
 
 
 def _scheduler(config: EngineConfig, policy: Policy, shape: KVShape, pool_type: type[BlockPool], *,
-               lookahead: int, cost: CostModel, offload: Offload | None) -> Scheduler:
+               lookahead: int, cost: CostModel, offload: Offload | None,
+               most_decode_tokens: float) -> Scheduler:
     return Scheduler(
         SchedulerConfig(max_num_seqs=config.batch.max_num_seqs,
                         max_num_batched_tokens=config.batch.max_num_batched_tokens, max_model_len=_limit(config),
-                        block_size=shape.block_size, lookahead=lookahead, sparse_emits=policy.sparse_emits),
+                        block_size=shape.block_size, lookahead=lookahead, sparse_emits=policy.sparse_emits,
+                        most_decode_tokens=most_decode_tokens),
         pool_type(shape.num_blocks, shape.block_size, config.cache.enable_prefix_caching), policy.cadence,
         acceptance=policy.new_estimator(), cost=cost, offload=offload)

@@ -295,6 +295,16 @@ def test_direct_spreads_verifications_below_the_knee() -> None:
     assert 150 < tokens <= outlook.cost.knee + 8
 
 
+def test_direct_spreads_verifications_below_the_largest_fast_step() -> None:
+    """The same requests where tokens are free but a step of more than 200 leaves the CUDA graph. Planted fault: only
+    the knee counts."""
+    names = [f"r{i}" for i in range(60)]
+    outlook = Outlook(KnownAcceptance(dict.fromkeys(names, 0.85)), model(per_token=0.0), most_tokens=200)
+    batch = [Drafting(name, 8, 8, 16_000, i) for i, name in enumerate(names)]
+    tokens = sum(9 if decision is VERIFY else 1 for decision in Direct().decide(batch, outlook))
+    assert 180 < tokens <= 208
+
+
 @pytest.mark.parametrize("own_weight", [0.0, 0.9])
 def test_direct_forgets_requests_that_left_and_prices_that_changed(own_weight: float) -> None:
     """Draining from 40 requests to 1 equals a cadence that only ever saw the one. Planted faults: R not renewed; those

@@ -37,7 +37,7 @@ class _Captured:
 
 def token_buckets(most: int) -> tuple[int, ...]:
     """Token counts to capture for: fine where a step is bound by weights, coarser where tokens cost time anyway."""
-    sizes = [1, 2, 4, *range(8, 128, 8), *range(128, 256, 16), *range(256, 512, 32), *range(512, most + 64, 64)]
+    sizes = [1, 2, 4, *range(8, 128, 8), *range(128, 256, 16), *range(256, 512, 32), *range(512, most + 128, 128)]
     return tuple(size for size in sizes if size < most) + (most,)
 
 

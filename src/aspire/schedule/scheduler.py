@@ -33,7 +33,8 @@ _new = tuple.__new__  # makes named tuples in half the time of a call of theirs,
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """lookahead: tokens beyond the known ones for which a running request holds blocks; at least one whole round
-    (draft limit + 1). sparse_emits: the policy never verifies, sparse rows are output (lossy)."""
+    (draft limit + 1). sparse_emits: the policy never verifies, sparse rows are output (lossy). most_decode_tokens:
+    tokens of a step without prefill that the device has a CUDA graph for; a step of more is slow, not refused."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -41,6 +42,7 @@ class SchedulerConfig:
     block_size: int
     lookahead: int
     sparse_emits: bool = False
+    most_decode_tokens: float = float("inf")
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "lookahead"):
@@ -241,7 +243,8 @@ class Scheduler:
             request = entry.request
             requests.append(_new(Drafting, (
                 request.request_id, request.num_drafted, room, entry.known, entry.slot, entry.draft_margin)))
-        return self.cadence.decide(requests, Outlook(self.acceptance, self.cost, num_prefill, self._step))
+        return self.cadence.decide(requests, Outlook(self.acceptance, self.cost, num_prefill, self._step,
+                                                     self.config.most_decode_tokens))
 
     def _decode_row(self, entry: Entry, decision: Decision) -> Row:
         request = entry.request

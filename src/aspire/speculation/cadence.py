@@ -37,6 +37,7 @@ class Outlook:
     cost: CostModel
     prefill_tokens: int = 0  # tokens of prefill planned into the step besides
     step: int = 0
+    most_tokens: float = float("inf")  # of a step without prefill that the engine has a fast way for
 
 
 class Cadence(Protocol):

@@ -122,8 +122,9 @@ class Direct:
             self._targets = {request[0]: targets[request[0]] for request in requests}
             self._sum()
         self._price(outlook)
-        if tokens > cost.knee >= self._rows + outlook.prefill_tokens:
-            self._spread(requests, decisions, tokens - cost.knee)
+        most = cost.knee if outlook.prefill_tokens else min(cost.knee, outlook.most_tokens)
+        if tokens > most >= self._rows + outlook.prefill_tokens:
+            self._spread(requests, decisions, tokens - most)
         return decisions
 
     def _fewest(self, cost: CostModel) -> int:
@@ -218,7 +219,8 @@ class Direct:
         self._rate = self._tokens / (fixed + self._seconds) if self._targets else 0.0
 
     def _spread(self, requests: Sequence[Drafting], decisions: list[Decision], excess: float) -> None:
-        """Puts verifications off where a step would pass the knee by `excess` tokens though the mean step does not.
+        """Puts verifications off where a step would pass the knee, or what the engine has a fast way for, by `excess`
+        tokens though the mean step does not.
         Those whose next draft is most likely to be accepted go first: they lose least by drafting it."""
         movable = [i for i, (r, d) in enumerate(zip(requests, decisions, strict=True))
                    if d is VERIFY and r.room > 0 and r.num_drafted > 0]
