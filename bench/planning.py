@@ -14,7 +14,8 @@ import time
 
 from aspire.request import Request, SamplingParams
 from aspire.schedule.blocks import BlockPool
-from aspire.schedule.scheduler import Scheduler, SchedulerConfig
+from aspire.schedule.config import SchedulerConfig
+from aspire.schedule.scheduler import Scheduler
 from aspire.simulate.curves import accepted, constant
 from aspire.speculation.acceptance import SurvivalEstimator
 from aspire.speculation.cadence import Always, Cadence, Decision

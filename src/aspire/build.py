@@ -34,8 +34,9 @@ from aspire.runtime.runner import Model, Runner
 from aspire.runtime.sampling import Mode, SlotSampling
 from aspire.sampling.pipeline import LogitsPipeline
 from aspire.schedule.blocks import BlockPool
+from aspire.schedule.config import SchedulerConfig
 from aspire.schedule.offload import Offload
-from aspire.schedule.scheduler import Scheduler, SchedulerConfig
+from aspire.schedule.scheduler import Scheduler
 from aspire.speculation.calibration import Calibration, CalibrationKey, find_calibration
 from aspire.speculation.cost import CostModel, kv_shape, nominal
 from aspire.speculation.cost import KvShape as KvReads

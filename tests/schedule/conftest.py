@@ -8,9 +8,10 @@ import pytest
 
 from aspire.request import Request, SamplingParams, StopChecker
 from aspire.schedule.blocks import BlockPool
+from aspire.schedule.config import SchedulerConfig
 from aspire.schedule.host import HostPool
 from aspire.schedule.offload import Offload
-from aspire.schedule.scheduler import Scheduler, SchedulerConfig
+from aspire.schedule.scheduler import Scheduler
 from aspire.speculation.acceptance import SurvivalEstimator
 from aspire.speculation.cadence import Cadence
 from aspire.speculation.cost import CostModel, kv_shape

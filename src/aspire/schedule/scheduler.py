@@ -7,12 +7,12 @@ Rows, token budget and verdicts live here; slots and blocks in residency.py; whe
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from aspire.request import FinishReason, Request
 from aspire.schedule.blocks import BlockPool
 from aspire.schedule.commit import append_prompt_logprobs, append_tokens, check_verdict, count_verification, max_emitted
+from aspire.schedule.config import SchedulerConfig
 from aspire.schedule.entry import Entry
 from aspire.schedule.limits import check_size
 from aspire.schedule.offload import Offload
@@ -28,26 +28,6 @@ _by_turn = attrgetter("turn")
 DRAFT, VERIFY, WAIT = Decision.DRAFT, Decision.VERIFY, Decision.WAIT
 FULL, SPARSE = RowKind.FULL, RowKind.SPARSE
 _new = tuple.__new__  # makes named tuples in half the time of a call of theirs, which goes through Python
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """lookahead: tokens beyond the known ones for which a running request holds blocks; at least one whole round
-    (draft limit + 1). sparse_emits: the policy never verifies, sparse rows are output (lossy). most_decode_tokens:
-    tokens of a step without prefill that the device has a CUDA graph for; a step of more is slow, not refused."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
-    lookahead: int
-    sparse_emits: bool = False
-    most_decode_tokens: float = float("inf")
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "lookahead"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {getattr(self, name)!r}")
 
 
 class Scheduler:

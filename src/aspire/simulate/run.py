@@ -7,8 +7,9 @@ from typing import Literal
 
 from aspire.request import Request, SamplingParams
 from aspire.schedule.blocks import BlockPool
+from aspire.schedule.config import SchedulerConfig
 from aspire.schedule.plan import Row, RowKind, StepPlan, Verdict
-from aspire.schedule.scheduler import Scheduler, SchedulerConfig
+from aspire.schedule.scheduler import Scheduler
 from aspire.simulate.curves import Curve, accepted
 from aspire.speculation.acceptance import AcceptanceEstimator
 from aspire.speculation.cadence import Cadence
