@@ -318,10 +318,10 @@ def test_latency_records_every_request() -> None:
         llm = AsyncLLM(FakeEngine(step_seconds=0.002))
         for length in (5, 40):
             await (await llm.submit("y" * length, SamplingParams(max_tokens=30))).final()
+        llm.close()  # the stepping thread records what it has published; then it is over
         latency = llm.latency
         assert sum(latency.first_token.counts) == sum(latency.end_to_end.counts) == 2
         assert latency.output_length.total == 6 + 30
         assert latency.finished == {"stop": 1, "length": 1}
         assert latency.first_token.buckets()[-1] == ("+Inf", 2.0)
-        llm.close()
     run(work())

@@ -177,7 +177,8 @@ def test_tokens_of_an_engine(policy: str, refresh_every: int | None, tmp_path: P
     params = SamplingParams(temperature=0.8, seed=7, max_tokens=24, ignore_eos=True)
     expected = run(bed.engine({"policy": "autoregressive", "max_num_seqs": 1}), prompts, params)
     config = EngineConfig.from_options(bed.name, {
-        "policy": policy, "overrides": Overrides(budget=64, window=32, refresh_every=refresh_every)
+        "policy": policy, "overrides": Overrides(budget=64, window=32, refresh_every=refresh_every,
+                                                 refresh=(0, 1, 2) if policy == "aspire" else None)
         if policy != "autoregressive" else Overrides(), "max_num_seqs": 4, "max_num_batched_tokens": 90,
         "loop": "overlapped"})
     config = config.resolve(device="cpu", model_dtype="float32", model_limit=bed.spec.max_model_len)
