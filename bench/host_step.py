@@ -28,6 +28,7 @@ from aspire.config import EngineConfig, EngineOptions
 from aspire.engine import Engine
 from aspire.loop import Done, OverlappedLoop, Pending
 from aspire.model.spec import LayerSpec, ModelSpec
+from aspire.ops.judge.reference import pack_verdicts
 from aspire.pricing import Pricing
 from aspire.request import Request, SamplingParams
 from aspire.runtime.batch import Arrays, BatchBuilder, Packing
@@ -35,7 +36,6 @@ from aspire.runtime.graphs import Bucket, Buckets
 from aspire.runtime.judges import Outcome
 from aspire.runtime.runner import Runner
 from aspire.runtime.sampling import Mode
-from aspire.runtime.verdicts import pack_outcome
 from aspire.schedule.plan import RowKind, StepPlan, Verdict
 from aspire.schedule.scheduler import Scheduler
 from aspire.speculation.cadence import Cadence, Decision, Drafting, Outlook
@@ -140,7 +140,7 @@ class CoinGraphs:
         self._acceptance = acceptance
         self._random = np.random.default_rng(0)
 
-    def run(self, plan: StepPlan, mode: Mode) -> Tensor:
+    def run(self, plan: StepPlan, mode: Mode) -> Outcome:
         if self._sizes.fits(plan):
             arrays, shape = self._watch.time("collect", "launch", lambda: self._builder.collect(plan))
             bucket = self._sizes.smallest(shape, mode)
@@ -150,10 +150,10 @@ class CoinGraphs:
         return self._watch.time("coin", "launch", lambda: self._draw(plan))  # type: ignore[no-any-return]
 
     def _pack(self, packing: Packing, arrays: Arrays) -> None:
-        host = self._builder.staging.claim(len(packing.padding))
+        host = self._builder.staging.claim(len(packing.padding), torch.int32)
         packing.fill(host.numpy(), arrays)
 
-    def _draw(self, plan: StepPlan) -> Tensor:
+    def _draw(self, plan: StepPlan) -> Outcome:
         rows, width = len(plan.rows), self._builder.layout.draft_limit + 1
         picks = torch.from_numpy(self._random.integers(0, VOCAB, (rows, width)))
         accepted = torch.zeros(rows, dtype=torch.int64)
@@ -162,7 +162,7 @@ class CoinGraphs:
             if row.kind is RowKind.FULL:
                 accepted[index] = min(row.num_drafted, int(lucky[index]))
         margin: Tensor = torch.from_numpy(self._random.exponential(2.0, rows).astype(np.float32))
-        return pack_outcome(Outcome(picks, accepted, margin))
+        return Outcome(pack_verdicts(picks, accepted, margin))
 
 
 class NoModel:

@@ -7,7 +7,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from aspire.runtime.batch import BatchBuilder, BatchLayout, StepInputs, StepShape, spread_queries
+from aspire.ops.locate.values import StepInputs
+from aspire.runtime.batch import BatchBuilder, BatchLayout, StepShape, spread_queries
 from aspire.schedule.plan import BlockUpdate, Row, RowKind, StepPlan
 
 FULL, SPARSE = RowKind.FULL, RowKind.SPARSE
@@ -60,7 +61,9 @@ def plain_pack(layout: BatchLayout, lists: Lists, shape: StepShape) -> list[int]
                "query_start": lists["query_start"][-1]}
     packed: list[int] = []
     for name, values in lists.items():
-        packed += values + [fillers.get(name, 0)] * (sizes.get(name, shape.rows) - len(values))
+        size = sizes.get(name, shape.rows)
+        rest = 0 if name == "query_start" else fillers.get(name, 0)  # between fields, up to a multiple of 16 bytes
+        packed += values + [fillers.get(name, 0)] * (size - len(values)) + [rest] * (-size % 4)
     return packed
 
 
@@ -108,7 +111,7 @@ def test_packed_bytes_equal_those_of_the_plain_loop(seed: int, spare: int) -> No
     padded = StepShape(shape.tokens + spare, shape.rows + spare, shape.picks + spare, shape.verify_probes + spare,
                        shape.draft_probes + spare, shape.updates + spare, 0, 0)
     packing = builder.packing(padded)
-    packed = torch.full((len(packing.padding),), 77, dtype=torch.int64)  # whatever the last step left
+    packed = torch.full((len(packing.padding),), 77, dtype=torch.int32)  # whatever the last step left
     packing.fill(packed.numpy(), arrays)
     assert packed.tolist() == plain_pack(layout, lists, padded)
 

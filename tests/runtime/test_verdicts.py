@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from aspire.ops.judge.reference import pack_verdicts
 from aspire.runtime.judges import Outcome
 from aspire.runtime.staging import IN_FLIGHT, Staging
-from aspire.runtime.verdicts import PendingStep, pack_outcome, to_host
+from aspire.runtime.verdicts import PendingStep, to_host
 from aspire.schedule.plan import Row, RowKind, StepPlan, Verdict
 
 CPU = torch.device("cpu")
@@ -16,8 +17,8 @@ PICKS = torch.tensor([[11, 12, 13, 14], [21, 0, 0, 0], [31, 0, 0, 0], [41, 0, 0,
 
 def pending(margin: list[float]) -> PendingStep:
     """The rows above and one of padding."""
-    outcome = Outcome(PICKS, torch.tensor([2, 0, 0, 0, 0]), torch.tensor(margin))
-    return PendingStep(StepPlan(3, ROWS), to_host(pack_outcome(outcome), Staging(CPU)))
+    packed = pack_verdicts(PICKS, torch.tensor([2, 0, 0, 0, 0]), torch.tensor(margin))
+    return PendingStep(StepPlan(3, ROWS), to_host(Outcome(packed), Staging(CPU)))
 
 
 def test_verdicts_of_every_kind_of_row() -> None:
@@ -41,7 +42,7 @@ def test_buffers_come_around_after_the_steps_in_flight() -> None:
     staging = Staging(device)
     copies = []
     for step in range(8):
-        host = staging.claim(1 << (10 + step % 3))
+        host = staging.claim(1 << (10 + step % 3), torch.int32)
         host.fill_(step)
         copies.append((step, staging.copy(host), host.data_ptr()))
     assert all((tensor == step).all() for step, tensor, _ in copies)
@@ -52,6 +53,6 @@ def test_buffers_come_around_after_the_steps_in_flight() -> None:
 def test_the_cpu_gives_fresh_memory() -> None:
     """Views of a packed step may be kept there. Planted fault: the ring used on the CPU too."""
     staging = Staging(CPU)
-    hosts = [staging.claim(4).fill_(step) for step in range(6)]
+    hosts = [staging.claim(4, torch.int64).fill_(step) for step in range(6)]
     assert [staging.copy(host)[0].item() for host in hosts] == list(range(6))
     assert staging.mark() is None

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("xgrammar")
 from transformers import AutoTokenizer
 
-from aspire.ops.judge.reference import judge
+from aspire.ops.judge.reference import leading_agreement
 from aspire.ops.sample.reference import sample
 from aspire.ops.sample.rows import SamplingRows
 from aspire.request import Request, SamplingParams, StructuredOutputs
@@ -102,7 +102,8 @@ def generate(compiler: GrammarCompiler, spec: StructuredOutputs, seed: int, draf
             drafts += forced or [int(pick([(drafts, 0.7)]))]
             table[0, : len(drafts)] = torch.tensor(drafts)
         picks = pick([(drafts[:i], 0.0) for i in range(len(drafts) + 1)]).unsqueeze(0)
-        accepted = int(judge(picks, torch.tensor([drafts], dtype=torch.int64).view(1, -1), torch.tensor([len(drafts)])))
+        drafted = torch.tensor([drafts], dtype=torch.int64).view(1, -1)
+        accepted = int(leading_agreement(picks, drafted, torch.tensor([len(drafts)])))
         tokens = picks[0, : accepted + 1].tolist()
         num_drafted, num_accepted = num_drafted + len(drafts), num_accepted + accepted
         pipeline.commit(torch.tensor([0]), picks, torch.tensor([accepted + 1]), [0])

@@ -6,10 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from aspire.ops.judge.reference import num_verified
+from aspire.ops.locate.values import StepInputs
 from aspire.ops.sample.noise import noise_words, uniform
-from aspire.runtime.batch import StepInputs
+from aspire.ops.sample.rows import SamplingRows
 from aspire.runtime.judges import Judge, Outcome, SharedNoiseJudge
-from aspire.runtime.sampling import Mode
 from aspire.schedule.blocks import Allocation, BlockPool
 
 REPLAY_STREAM = 7
@@ -46,12 +47,11 @@ class ReplayJudge:
         index = torch.arange(NUM_COINS, device=device)
         self.accepts = uniform(noise_words(index, index, 1, REPLAY_STREAM)).view(-1) < rate  # bool [NUM_COINS]
 
-    def decide(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Outcome:
-        outcome = self.judge.decide(logits, position, inputs, mode)
-        at = position[inputs.pick_index[:, :-1]]  # [R, K]
+    def decide(self, logits: Tensor, rows: SamplingRows, inputs: StepInputs) -> Outcome:
+        outcome = self.judge.decide(logits, rows, inputs)
+        at = rows.position[inputs.pick_index[:, :-1]]  # [R, K]
         seed = self.judge.sampling.seed[inputs.slot][:, None]
         coin = self.accepts[(seed * STRIDE + at) % NUM_COINS]
         index = torch.arange(at.shape[1], device=at.device)
-        verified = torch.where((inputs.decode == 1) & (inputs.sparse == 0), inputs.num_drafted, 0)
-        passed = coin & (index < verified[:, None])
-        return Outcome(outcome.picks, passed.int().cumprod(1).sum(1).long(), outcome.margin)
+        passed = coin & (index < num_verified(inputs)[:, None])
+        return outcome.accepting(passed.int().cumprod(1).sum(1))

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from aspire.attention.protocol import AttentionBackend
-from aspire.attention.rows import AttentionOptions, Probe
+from aspire.attention.rows import AttentionOptions, AttentionRows, Probe
+from aspire.ops.locate.values import Located, ScoringRows
 from aspire.ops.select_topk.lists import ListRows
-from aspire.runtime.batch import StepInputs, StepShape
 from aspire.runtime.cache import KVCache, Selection
 from aspire.runtime.operators import Operators
-from aspire.runtime.step import Located
 from aspire.runtime.together import ChosenTogether, probe_dtype, probe_width
 from aspire.speculation.layers import LayerPlan
 
@@ -28,33 +27,18 @@ class LayerSetup:
     operators: Operators
 
 
-@dataclass(frozen=True, slots=True)
-class ScoringRows:
-    """N rows whose queries score: verifying full rows first (the first `num_verify`), drafting rows after."""
-
-    token: Tensor  # int32 [N, Q], -1 unused
-    row: Tensor  # int32 [N]
-    slot: Tensor  # int64 [N], scratch for padding
-    num_verify: int
-    first: Tensor  # int32 [N] candidates for the slot's lists: units [first, last)
-    last: Tensor  # int32 [N]
-    wanted: Tensor  # int32 [N] how many of them
-
-
 class StepAttention:
     """The `attend` of one step. `finish` applies what must serve from the next step on."""
 
-    def __init__(self, setup: LayerSetup, inputs: StepInputs, shape: StepShape, located: Located, *,
-                 scratch: int) -> None:
+    def __init__(self, setup: LayerSetup, rows: AttentionRows, located: Located) -> None:
         self.setup = setup
+        self.rows = rows
         self.located = located
-        self.shape = shape
-        self._resting = None if setup.layers.refresh_every == 1 else replace(
-            located.rows, sparse=inputs.rests.bool(), view=1)
+        self._resting = None if setup.layers.refresh_every == 1 else replace(rows, sparse=located.rests, view=1)
         self._pending: list[tuple[ScoringRows, Tensor, ListRows]] = []
-        self._verify = self._verify_rows(inputs, scratch) if shape.verify_probes else None
-        self._draft = self._draft_rows(inputs, scratch) if shape.draft_probes else None
-        self._both = _join(self._verify, self._draft)
+        self._verify = _verifying(located.scoring)
+        self._draft = _drafting(located.scoring, located.draft_token)
+        self._both = located.scoring if len(located.scoring.row) else None
         self._together = self._chosen_together(self._verify)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -62,7 +46,7 @@ class StepAttention:
         setup = self.setup
         key_cache, value_cache = setup.cache.key[layer], setup.cache.value[layer]
         setup.backend.store(key, value, key_cache, value_cache, self.located.slot_mapping, setup.options[layer])
-        reads, rows = setup.layers.reads[layer], self.located.rows
+        reads, rows = setup.layers.reads[layer], self.rows
         if self._resting is not None and reads is None:
             reads = setup.layers.reads_between(layer)
             rows = rows if reads is None else self._resting
@@ -96,7 +80,7 @@ class StepAttention:
 
     def _probe(self, scoring: ScoringRows, query: Tensor) -> Probe:
         num_rows, num_queries = scoring.token.shape
-        logits = torch.empty(num_rows, num_queries, query.shape[1], probe_width(self.shape.max_kv_len),
+        logits = torch.empty(num_rows, num_queries, query.shape[1], probe_width(self.rows.max_kv_len),
                              dtype=probe_dtype(query.device), device=query.device)
         return Probe(scoring.token, scoring.row, logits)
 
@@ -105,14 +89,13 @@ class StepAttention:
         if verify is None or not layers:
             return None
         windows = tuple(setup.options[layer].window for layer in layers)
-        return ChosenTogether(windows, verify.token, verify.row, self.located.rows, setup.selection.config,
-                              setup.operators)
+        return ChosenTogether(windows, verify.token, verify.row, self.rows, setup.selection.config, setup.operators)
 
     def _renew(self, layer: int, scoring: ScoringRows, probe: Probe, lse: Tensor) -> None:
         """Lists from this layer's scores, kept now or after the step as the layer plan says."""
         store, config, plan = self.setup.selection, self.setup.selection.config, self.setup.layers
         operators = self.setup.operators
-        scores = operators.key_scores(probe, lse, self.located.rows, unit=config.unit, reduce=config.reduce,
+        scores = operators.key_scores(probe, lse, self.rows, unit=config.unit, reduce=config.reduce,
                                       window=self.setup.options[layer].window)  # [N, U]
         if config.merge == "mix" and plan.draft_writes[layer]:
             store.mix(sum(map(bool, plan.draft_writes[:layer])), scoring.slot, scores, scoring.num_verify)
@@ -125,40 +108,27 @@ class StepAttention:
     def _lists(self, scoring: ScoringRows, verify: tuple[int, int], draft: tuple[int, int]) -> ListRows:
         store = self.setup.selection
         return ListRows(store.units, store.num_units, scoring.slot, scoring.num_verify, verify, draft,
-                        store.places_in(self.located.rows.block_table))
+                        store.places_in(self.rows.block_table))
 
     def _select(self, scoring: ScoringRows, scores: Tensor, lists: ListRows) -> None:
         self.setup.operators.select_into(scores, scoring.first, scoring.last, scoring.wanted,
                                          coverage=self.setup.selection.config.coverage, lists=lists)
 
-    def _verify_rows(self, inputs: StepInputs, scratch: int) -> ScoringRows:
-        row = inputs.verify_row
-        slot = torch.where(row >= 0, inputs.slot[row], scratch)
-        return self._scoring_rows(inputs.verify_token.int(), row.int(), slot, len(row))
 
-    def _draft_rows(self, inputs: StepInputs, scratch: int) -> ScoringRows:
-        row = inputs.draft_row
-        slot = torch.where(row >= 0, inputs.slot[row], scratch)
-        token = torch.where(row >= 0, inputs.query_start[row], -1)[:, None]
-        return self._scoring_rows(token.int(), row.int(), slot, 0)
-
-    def _scoring_rows(self, token: Tensor, row: Tensor, slot: Tensor, num_verify: int) -> ScoringRows:
-        store = self.setup.selection
-        last = store.tail_start[slot] // store.config.unit
-        return ScoringRows(token, row, slot, num_verify, torch.full_like(last, store.first_unit), last,
-                           store.quota[slot])
+def _verifying(rows: ScoringRows) -> ScoringRows | None:
+    """Those of both kinds that verify; None: there are none."""
+    n = rows.num_verify
+    if n in (0, len(rows.row)):
+        return rows if n else None
+    return ScoringRows(rows.token[:n], rows.row[:n], rows.slot[:n], n, rows.first[:n], rows.last[:n], rows.wanted[:n])
 
 
-def _join(verify: ScoringRows | None, draft: ScoringRows | None) -> ScoringRows | None:
-    """Both kinds as one set; drafting rows are padded to the verifying rows' number of queries."""
-    if verify is None or draft is None:
-        return verify or draft
-    spare = verify.token.shape[1] - draft.token.shape[1]
-    token = torch.nn.functional.pad(draft.token, (0, spare), value=-1)
-    joined = (torch.cat([getattr(verify, name), getattr(draft, name)])
-              for name in ("row", "slot", "first", "last", "wanted"))
-    row, slot, first, last, wanted = joined
-    return ScoringRows(torch.cat([verify.token, token]), row, slot, verify.num_verify, first, last, wanted)
+def _drafting(rows: ScoringRows, token: Tensor) -> ScoringRows | None:
+    """Those that draft. token: int32 [D, 1], their queries."""
+    n = rows.num_verify
+    if n == len(rows.row):
+        return None
+    return ScoringRows(token, rows.row[n:], rows.slot[n:], 0, rows.first[n:], rows.last[n:], rows.wanted[n:])
 
 
 def _span(lists: tuple[int, ...]) -> tuple[int, int]:

@@ -1,8 +1,7 @@
 """From a StepPlan to the tensors of a step: arrays on the host, one packed copy, views on the device.
 
-Letters: T tokens, R rows, N picks (token positions whose logits are needed), K draft limit, Q scoring queries a row,
-V scoring full rows, D scoring sparse rows, U block-table entries that change. Padding (for captured graphs) repeats
-the scratch slot: padded tokens have row -1, padded rows no tokens, padded picks point at token 0.
+Padding (for captured graphs) repeats the scratch slot: padded tokens, picks and scoring rows have row -1, padded rows
+no tokens.
 
 Hot file: a step's rows become columns once; whatever follows is per batch, not per row or token.
 """
@@ -18,15 +17,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aspire.attention.rows import HostRow
+from aspire.ops.locate.values import StepInputs
 from aspire.runtime.staging import Staging
 from aspire.schedule.plan import BlockUpdate, Row, RowKind, StepPlan
 from aspire.speculation.layers import renews
 
 Array = NDArray[np.int64]
+Packed = NDArray[np.int32]
 Arrays = dict[str, Array]  # by field of StepInputs; a field that is left out is all padding
 
 SPARSE = RowKind.SPARSE  # bound once: an enum's look-up is slow
 EMPTY: Array = np.zeros(0, dtype=np.int64)
+ALIGNMENT = 4  # int32: kernels have variants for addresses that are multiples of 16 bytes and for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +43,6 @@ class StepShape:
     updates: int
     max_query_len: int
     max_kv_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """A step's inputs on the device, all int64."""
-
-    token_row: Tensor  # [T]; -1: padding
-    token_offset: Tensor  # [T] place inside its row
-    token_given: Tensor  # [T] token id where the host knows it (prefill)
-    query_start: Tensor  # [R + 1]
-    slot: Tensor  # [R]
-    start: Tensor  # [R] first position of rows whose position the host knows (prefill)
-    row_tokens: Tensor  # [R]
-    num_drafted: Tensor  # [R] drafts to verify, or made before this one
-    decode: Tensor  # [R] 1: inputs and positions come from the slot's state
-    sparse: Tensor  # [R] 1: sparse row
-    rests: Tensor  # [R] 1: sparse row that renews no lists, and reads lists in the layers that renew them
-    emits: Tensor  # [R] 1: the pick is output
-    pick_token: Tensor  # [N] token index
-    pick_row: Tensor  # [N]
-    pick_index: Tensor  # [R, K + 1] row's picks as indices into N
-    verify_token: Tensor  # [V, Q] scoring queries of full rows that sample, -1: unused
-    verify_row: Tensor  # [V]
-    draft_row: Tensor  # [D]
-    update_index: Tensor  # [U] flat index into the block table
-    update_block: Tensor  # [U]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +73,9 @@ class Packing:
     shape: StepShape
     sizes: tuple[tuple[int, ...], ...]  # by field
     spans: dict[str, tuple[int, int]]  # by field: where it begins and ends
-    padding: Array  # a packed tensor that holds nothing else
+    padding: Packed  # a packed tensor that holds nothing else
 
-    def fill(self, packed: Array, arrays: Arrays) -> None:
+    def fill(self, packed: Packed, arrays: Arrays) -> None:
         """Write arrays and padding over all of `packed`."""
         packed[:] = self.padding
         for name, values in arrays.items():
@@ -110,8 +86,8 @@ class Packing:
         packed[first + arrays["query_start"].size : end] = arrays["query_start"][-1]  # padded rows have no tokens
 
     def views(self, packed: Tensor) -> StepInputs:
-        pieces = torch.split(packed, [math.prod(size) for size in self.sizes])
-        return StepInputs(*(piece.view(size) for piece, size in zip(pieces, self.sizes, strict=True)))
+        spans = self.spans.values()
+        return StepInputs(*(packed[first:end].view(size) for (first, end), size in zip(spans, self.sizes, strict=True)))
 
 
 def spread_queries(num_tokens: int, window: int, count: int) -> list[int]:
@@ -144,7 +120,7 @@ class BatchBuilder:
         """Tensors for a plan, of just its sizes."""
         arrays, shape = self.collect(plan)
         packing = self.packing(shape)
-        host = self.staging.claim(len(packing.padding))
+        host = self.staging.claim(len(packing.padding), torch.int32)
         packing.fill(host.numpy(), arrays)
         packed = self.staging.copy(host)
         return Batch(packing.views(packed), shape, tuple(self._host_row(row) for row in plan.rows))
@@ -230,11 +206,13 @@ class BatchBuilder:
             "update_block": ((shape.updates,), 0),
         }
         places = {f.name: own.get(f.name, ((shape.rows,), 0)) for f in fields(StepInputs)}
-        counts = [math.prod(size) for size, _ in places.values()]
-        ends = list(accumulate(counts))
-        spans = {name: (end - count, end) for name, count, end in zip(places, counts, ends, strict=True)}
-        padding = np.repeat(_column([filler for _, filler in places.values()]), counts)
-        return Packing(shape, tuple(size for size, _ in places.values()), spans, padding)
+        sizes = tuple(size for size, _ in places.values())
+        counts = [-(-math.prod(size) // ALIGNMENT) * ALIGNMENT for size in sizes]
+        starts = accumulate(counts, initial=0)
+        spans = {name: (first, first + math.prod(size))
+                 for name, first, size in zip(places, starts, sizes, strict=False)}
+        fillers = np.array([filler for _, filler in places.values()], dtype=np.int32)
+        return Packing(shape, sizes, spans, fillers.repeat(counts))
 
 
 def _column(values: Sequence[int]) -> Array:

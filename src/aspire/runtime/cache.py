@@ -85,12 +85,6 @@ class Selection:
         """What keeps the places of newly chosen units."""
         return None if self.places is None else Places(self.places, block_table, self.per_block)
 
-    def anchor(self, slots: Tensor, context: Tensor) -> None:
-        """Fix tail and quota of slots [N] for contexts of that many tokens [N]; scratch entries may repeat."""
-        context = context.clamp(max=len(self.tail_of) - 1)  # a surplus step of the overlapped loop may pass the end
-        self.tail_start[slots] = self.tail_of[context]
-        self.quota[slots] = self.quota_of[context]
-
     def mix(self, place: int, slots: Tensor, scores: Tensor, num_verify: int) -> None:
         """Keep the first `num_verify` rows of scores [N, U]; add the kept ones to the others, weighed by `config.mix`.
         place: number of the layer among those that renew lists. A candidate lies below its slot's tail, hence was

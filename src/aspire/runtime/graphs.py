@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from aspire.runtime.batch import Batch, BatchBuilder, BatchLayout, Packing, StepShape
+from aspire.runtime.judges import Outcome
 from aspire.runtime.sampling import Mode
 from aspire.schedule.plan import StepPlan
 
-Step = Callable[[Batch, Mode], Tensor]  # the outcome, packed
+Step = Callable[[Batch, Mode], Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class Bucket:
 class _Captured:
     graph: torch.cuda.CUDAGraph
     packing: Packing
-    packed: Tensor  # int64, the graph's input
-    outcome: Tensor  # the graph's output, overwritten by every replay
+    packed: Tensor  # int32, the graph's input
+    outcome: Outcome  # the graph's output, overwritten by every replay
 
 
 def token_buckets(most: int) -> tuple[int, ...]:
@@ -97,8 +98,8 @@ class StepGraphs:
         self._captured: dict[Bucket, _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, plan: StepPlan, mode: Mode) -> Tensor | None:
-        """The packed outcome, valid until the next run; None when no bucket fits the plan."""
+    def run(self, plan: StepPlan, mode: Mode) -> Outcome | None:
+        """The outcome, valid until the next run; None when no bucket fits the plan."""
         if not self._sizes.fits(plan):
             return None
         arrays, shape = self._builder.collect(plan)
@@ -107,7 +108,7 @@ class StepGraphs:
             return None
         captured = self._captured.get(bucket) or self._capture(bucket)
         staging = self._builder.staging
-        host = staging.claim(len(captured.packed))
+        host = staging.claim(len(captured.packed), torch.int32)
         captured.packing.fill(host.numpy(), arrays)
         captured.packed.copy_(host, non_blocking=True)
         staging.mark()

@@ -6,10 +6,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aspire.ops.judge.reference import judge_rejection
+from aspire.ops.judge.reference import judge_rejection, num_verified, pack_verdicts
+from aspire.ops.locate.values import StepInputs
 from aspire.ops.sample.reference import probabilities, sample
 from aspire.ops.sample.rows import STREAM_DRAFT, Picks, SamplingRows
-from aspire.runtime.batch import StepInputs
 from aspire.runtime.cache import SlotState
 from aspire.runtime.operators import Operators
 from aspire.runtime.sampling import Mode, SlotSampling
@@ -17,23 +17,34 @@ from aspire.runtime.sampling import Mode, SlotSampling
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """picks: int64 [R, K + 1], of which num_accepted + 1 are emitted by rows that emit. margin: of the first pick; NaN
-    when some of the row's logits are not numbers."""
+    """A step's verdicts, int32 [R, K + 3]: see ops.judge."""
 
-    picks: Tensor
-    num_accepted: Tensor  # int64 [R]
-    margin: Tensor  # float32 [R]
+    packed: Tensor
+
+    @property
+    def picks(self) -> Tensor:
+        """int64 [R, K + 1], of which num_accepted + 1 are emitted by rows that emit."""
+        return self.packed[:, :-2].long()
+
+    @property
+    def num_accepted(self) -> Tensor:
+        """int64 [R]."""
+        return self.packed[:, -2].long()
+
+    @property
+    def margin(self) -> Tensor:
+        """float32 [R], of the first pick; NaN when some of the row's logits are not numbers."""
+        return self.packed[:, -1].view(torch.float32)
+
+    def accepting(self, num_accepted: Tensor) -> "Outcome":
+        """The same picks with another verdict, int [R]."""
+        return Outcome(pack_verdicts(self.picks, num_accepted, self.margin))
 
 
 class Judge(Protocol):
-    """logits: float32 [N, V] after penalties and masks; position: int64 [N] of the token each row chooses."""
+    """logits: float32 [N, V] after penalties and masks; rows: sampling values of the N picks."""
 
-    def decide(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Outcome: ...
-
-
-def _num_verified(inputs: StepInputs) -> Tensor:
-    """Drafts that each row verifies, int64 [R]: none for prefill and sparse rows."""
-    return torch.where((inputs.decode == 1) & (inputs.sparse == 0), inputs.num_drafted, 0)
+    def decide(self, logits: Tensor, rows: SamplingRows, inputs: StepInputs) -> Outcome: ...
 
 
 class SharedNoiseJudge:
@@ -44,13 +55,8 @@ class SharedNoiseJudge:
         self.sampling = sampling
         self.operators = operators
 
-    def decide(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Outcome:
-        chosen = self.operators.sample(logits, self.sampling.rows(inputs.slot[inputs.pick_row], position, mode))
-        picks = chosen.token[inputs.pick_index]  # [R, K + 1]
-        drafts = self.state.tokens[inputs.slot, 1:]  # [R, K]
-        accepted = self.operators.judge(picks, drafts, _num_verified(inputs)).long()
-        margins = chosen.margin[inputs.pick_index]  # [R, K + 1]
-        return Outcome(picks, accepted, torch.where(margins.isnan().any(1), torch.nan, margins[:, 0]))
+    def decide(self, logits: Tensor, rows: SamplingRows, inputs: StepInputs) -> Outcome:
+        return Outcome(self.operators.judge(self.operators.sample(logits, rows), inputs, self.state.tokens))
 
 
 class RejectionJudge:
@@ -62,25 +68,25 @@ class RejectionJudge:
         slots, width = state.tokens.shape
         self.draft_probs = torch.zeros(slots, width - 1, vocab_size, device=state.tokens.device)
 
-    def decide(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Outcome:
-        slot = inputs.slot
+    def decide(self, logits: Tensor, rows: SamplingRows, inputs: StepInputs) -> Outcome:
+        slot, position = inputs.slot, rows.position
         drafting = (inputs.sparse == 1) & (inputs.emits == 0)  # [R]
         first = inputs.pick_index[:, 0]
-        drafted = self._draft(logits[first], slot, position[first], inputs, mode)
+        drafted = self._draft(logits[first], position[first], inputs, rows.mode)
         flat = inputs.pick_index.flatten()  # [R * (K + 1)]
         width = inputs.pick_index.shape[1]
-        rows = self.sampling.rows(slot.repeat_interleave(width), position[flat], mode)
-        verdict = judge_rejection(logits[flat].view(len(slot), width, -1), rows, self.state.tokens[slot, 1:],
-                                  self.draft_probs[slot], _num_verified(inputs))
+        by_row = self.sampling.rows(slot.repeat_interleave(width), position[flat], rows.mode)
+        verdict = judge_rejection(logits[flat].view(len(slot), width, -1), by_row, self.state.tokens[slot, 1:],
+                                  self.draft_probs[slot], num_verified(inputs))
         picks = verdict.tokens.clone()
         picks[:, 0] = torch.where(drafting, drafted.token, picks[:, 0])
-        return Outcome(picks, verdict.num_accepted.long(), drafted.margin)
+        return Outcome(pack_verdicts(picks, verdict.num_accepted, drafted.margin))
 
-    def _draft(self, logits: Tensor, slot: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Picks:
+    def _draft(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Picks:
         """Drafting rows: pick with the draft's own noise and keep the distribution. logits: [R, V] -> picks [R]."""
-        rows: SamplingRows = self.sampling.rows(slot, position, mode, STREAM_DRAFT)
+        rows = self.sampling.rows(inputs.slot, position, mode, STREAM_DRAFT)
         drafting = (inputs.sparse == 1) & (inputs.emits == 0)
-        where = torch.where(drafting, slot, self.state.scratch)
+        where = torch.where(drafting, inputs.slot, self.state.scratch)
         if self.draft_probs.shape[1]:
             column = torch.where(drafting, inputs.num_drafted, 0)
             self.draft_probs[where, column] = probabilities(logits, rows)

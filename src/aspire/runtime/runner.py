@@ -4,13 +4,14 @@ Hot file: nothing per request belongs here beyond the admission of a slot; per-s
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from aspire.ops.locate.values import Located
 from aspire.request import Request
 from aspire.runtime.attend import LayerSetup, StepAttention
 from aspire.runtime.batch import Batch, BatchBuilder
@@ -21,8 +22,8 @@ from aspire.runtime.judges import Judge, Outcome
 from aspire.runtime.offload import BlockMover
 from aspire.runtime.sampling import Mode, SlotSampling, fractions_of, integers_of
 from aspire.runtime.staging import Staging
-from aspire.runtime.step import Located, locate, pick_rows, settle
-from aspire.runtime.verdicts import Logprobs, PendingStep, PromptLogprobs, num_picks, pack_outcome, to_host
+from aspire.runtime.step import attention_rows, pick_rows, slot_tables
+from aspire.runtime.verdicts import Logprobs, PendingStep, PromptLogprobs, num_picks, to_host
 from aspire.sampling.logprobs import token_logprobs
 from aspire.sampling.pipeline import LogitsPipeline
 from aspire.schedule.plan import StepPlan
@@ -66,6 +67,7 @@ class Runner:
         self.setup = setup
         self.state = state
         self.sampling = sampling
+        self.tables = slot_tables(state, setup.selection, sampling)
         self.pipeline = pipeline
         self.grammars = grammars
         self.judge = judge
@@ -75,11 +77,11 @@ class Runner:
         self.results = Staging(builder.device)
         self.graphs: StepGraphs | None = None
 
-    def plain_step(self, batch: Batch, mode: Mode) -> Tensor:
-        """What a graph holds: a step in which the sampler alone chooses. The packed outcome."""
+    def plain_step(self, batch: Batch, mode: Mode) -> Outcome:
+        """What a graph holds: a step in which the sampler alone chooses."""
         hidden, located = self.forward(batch)
         outcome, _ = self.choose(batch, hidden, located, Wants((), mode, adjusts=False, bitmask=None))
-        return pack_outcome(outcome)
+        return outcome
 
     def use_graphs(self, *, max_rows: int, max_tokens: int, max_kv_len: int) -> StepGraphs:
         """Serve decoding steps from CUDA graphs from now on; nothing is captured yet."""
@@ -104,7 +106,7 @@ class Runner:
         hidden, located = self.forward(batch)
         outcome, logprobs = self.choose(batch, hidden, located, wants)
         return PendingStep(
-            plan, to_host(pack_outcome(outcome), self.results), logprobs, self._prompt_logprobs(plan, requests, hidden),
+            plan, to_host(outcome, self.results), logprobs, self._prompt_logprobs(plan, requests, hidden),
             self.grammars.follow if self.grammars.needed_by(plan) else None)
 
     def must_wait(self, plan: StepPlan) -> bool:
@@ -135,12 +137,8 @@ class Runner:
 
     def forward(self, batch: Batch) -> tuple[Tensor, Located]:
         """Block tables, tails, the layers: hidden states [T, hidden] of the batch."""
-        inputs, state = batch.inputs, self.state
-        state.block_table.view(-1)[inputs.update_index] = inputs.update_block.int()
-        located = locate(batch, state, self.setup.selection.tail_start)
-        emitting_slot = torch.where(inputs.emits == 1, inputs.slot, state.scratch)
-        self.setup.selection.anchor(emitting_slot, torch.where(inputs.emits == 1, located.context, 0))
-        attend = StepAttention(self.setup, inputs, batch.shape, located, scratch=state.scratch)
+        located = self.setup.operators.locate(batch.inputs, self.tables)
+        attend = StepAttention(self.setup, attention_rows(batch, located, self.tables), located)
         hidden = self.model.forward(located.tokens, located.positions, attend)
         attend.finish()
         return hidden, located
@@ -149,22 +147,22 @@ class Runner:
         """Logits, adjustments, picks, verdicts, and what they change in the slots' state."""
         inputs, state = batch.inputs, self.state
         if not batch.shape.picks:
-            return Outcome(torch.zeros_like(inputs.pick_index), torch.zeros_like(inputs.slot),
-                           torch.zeros(len(inputs.slot), device=hidden.device)), None
-        raw = self.model.logits(hidden[inputs.pick_token])  # float32 [N, V]
-        position = located.positions[inputs.pick_token] + 1
+            nothing = torch.zeros(len(inputs.slot), state.tokens.shape[1] + 2, dtype=torch.int32, device=hidden.device)
+            return Outcome(nothing), None
+        raw = self.model.logits(hidden.index_select(0, inputs.pick_token))  # float32 [N, V]
+        rows = replace(located.picks, mode=wants.mode)
         logits = raw
         if wants.adjusts or wants.bitmask is not None:
-            logits = self.pipeline.apply(raw, pick_rows(inputs, state, position), wants.slots, wants.bitmask)
-        outcome = self.judge.decide(logits, position, inputs, wants.mode)
+            logits = self.pipeline.apply(raw, pick_rows(inputs, state, rows.position), wants.slots, wants.bitmask)
+        outcome = self.judge.decide(logits, rows, inputs)
         if wants.adjusts:
             emitted = torch.where(inputs.emits == 1, outcome.num_accepted + 1, 0)
-            slot = torch.where(inputs.emits == 1, inputs.slot, state.scratch)
+            slot = torch.where(inputs.emits == 1, inputs.slot, state.scratch).long()
             self.pipeline.commit(slot, outcome.picks, emitted, wants.slots)
-        settle(inputs, state, outcome.picks, outcome.num_accepted)
+        self.setup.operators.settle(inputs, self.tables, outcome.packed)
         if not wants.num_top:
             return outcome, None
-        place = torch.where(inputs.sparse[inputs.pick_row] == 1, 0, pick_rows(inputs, state, position).num_before)
+        place = torch.where(inputs.sparse[inputs.pick_row] == 1, 0, pick_rows(inputs, state, rows.position).num_before)
         token = outcome.picks[inputs.pick_row, place]
         return outcome, Logprobs(token_logprobs(raw, token, max(0, *wants.num_top)), wants.num_top)
 
@@ -180,7 +178,7 @@ class Runner:
                              for admission, request in zip(plan.admissions, admitted, strict=True)], dtype=np.int64)
         fractions = np.array([fractions_of(request.params) for request in admitted], dtype=np.float64)
         values = np.concatenate([integers.T, fractions.T.view(np.int64)])  # [7, A]
-        host = self.arrivals.claim(values.size).view(values.shape)
+        host = self.arrivals.claim(values.size, torch.int64).view(values.shape)
         host.numpy()[:] = values
         packed = self.arrivals.copy(host)
         self.state.admit(packed[0], packed[1])

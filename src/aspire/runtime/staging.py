@@ -13,12 +13,12 @@ IN_FLIGHT = 2  # steps launched whose verdicts are not read, at most
 
 @dataclass(slots=True)
 class _Buffer:
-    memory: Tensor  # int64, page-locked
+    memory: Tensor  # uint8, page-locked
     copied: torch.cuda.Event  # after the last copy from or to it
 
 
 class Staging:
-    """Buffers of int64, taken in turn. On the CPU nothing is copied asynchronously: each claim is fresh memory.
+    """Buffers taken in turn. On the CPU nothing is copied asynchronously: each claim is fresh memory.
 
     claim(), then copy() or mark(): a buffer comes around again after IN_FLIGHT others, and not before the copy that
     used it last has ended.
@@ -29,19 +29,20 @@ class Staging:
         self._buffers: list[_Buffer | None] = [None] * (IN_FLIGHT + 1)
         self._turn = 0
 
-    def claim(self, size: int) -> Tensor:
+    def claim(self, size: int, dtype: torch.dtype) -> Tensor:
         """Host memory for `size` numbers, of no particular content."""
         if self._device.type != "cuda":
-            return torch.empty(size, dtype=torch.int64)
+            return torch.empty(size, dtype=dtype)
+        num_bytes = size * dtype.itemsize
         self._turn = (self._turn + 1) % len(self._buffers)
         buffer = self._buffers[self._turn]
         if buffer is not None:
             buffer.copied.synchronize()  # has passed long ago, unless the caller runs ahead of the device
-        if buffer is None or len(buffer.memory) < size:
-            grown = max(size, 0 if buffer is None else 2 * len(buffer.memory))
-            buffer = _Buffer(torch.empty(grown, dtype=torch.int64, pin_memory=True), torch.cuda.Event())
+        if buffer is None or len(buffer.memory) < num_bytes:
+            grown = max(num_bytes, 0 if buffer is None else 2 * len(buffer.memory))
+            buffer = _Buffer(torch.empty(grown, dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
             self._buffers[self._turn] = buffer
-        return buffer.memory[:size]
+        return buffer.memory[:num_bytes].view(dtype)
 
     def mark(self) -> torch.cuda.Event | None:
         """A copy with the buffer claimed last was given to the device: an event after it; None on the CPU."""

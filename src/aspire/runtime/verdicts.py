@@ -21,31 +21,26 @@ _new = tuple.__new__  # makes named tuples in half the time of a call of theirs,
 class HostOutcome:
     """A packed outcome on its way to host memory."""
 
-    numbers: Tensor  # int64 [R, K + 3] on the host
+    packed: Tensor  # int32 [R, K + 3] on the host: see ops.judge
     done: torch.cuda.Event | None
 
-    def wait(self, num_rows: int) -> tuple[NDArray[np.int64], list[int], list[float]]:
+    def wait(self, num_rows: int) -> tuple[NDArray[np.int32], list[int], list[float]]:
         """Of the first rows: picks [R, K + 1], the number accepted, the margin."""
         if self.done is not None:
             self.done.synchronize()
-        numbers = self.numbers[:num_rows].numpy()
-        return numbers[:, :-2], numbers[:, -2].tolist(), numbers[:, -1].view(np.float64).tolist()
+        packed = self.packed[:num_rows].numpy()
+        return packed[:, :-2], packed[:, -2].tolist(), packed[:, -1].view(np.float32).tolist()
 
 
-def pack_outcome(outcome: Outcome) -> Tensor:
-    """All of it in one tensor, int64 [R, K + 3]: picks, the number accepted, the bits of the margin as float64."""
-    margin = outcome.margin.double().view(torch.int64)
-    return torch.cat([outcome.picks, outcome.num_accepted[:, None], margin[:, None]], dim=1)
-
-
-def to_host(packed: Tensor, staging: Staging) -> HostOutcome:
-    """Start the copy of a packed outcome; on the CPU there is nothing to wait for. The host's memory is used again
-    by the third step after this one, when this one's verdicts have long been read."""
+def to_host(outcome: Outcome, staging: Staging) -> HostOutcome:
+    """Start the copy; on the CPU there is nothing to wait for. The host's memory is used again by the third step after
+    this one, when this one's verdicts have long been read."""
+    packed = outcome.packed
     if packed.device.type != "cuda":
         return HostOutcome(packed, None)
-    numbers = staging.claim(packed.numel()).view(packed.shape)
-    numbers.copy_(packed, non_blocking=True)
-    return HostOutcome(numbers, staging.mark())
+    host = staging.claim(packed.numel(), torch.int32).view(packed.shape)
+    host.copy_(packed, non_blocking=True)
+    return HostOutcome(host, staging.mark())
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +115,7 @@ class PendingStep:
         return None if chunk is None else chunk.to_host()
 
 
-def _verdicts(rows: Sequence[Row], picks: NDArray[np.int64], accepted: list[int],
+def _verdicts(rows: Sequence[Row], picks: NDArray[np.int32], accepted: list[int],
               margins: list[float]) -> list[Verdict]:
     """picks: [R, K + 1]; accepted, margins: [R]."""
     verdicts = []

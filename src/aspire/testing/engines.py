@@ -14,12 +14,12 @@ from aspire.engine import Engine
 from aspire.model.build import build_model, torch_dtype
 from aspire.model.resolve import load_tokenizer, resolve_model
 from aspire.model.spec import ModelSpec
+from aspire.ops.locate.values import StepInputs
+from aspire.ops.sample.rows import SamplingRows
 from aspire.request import RequestOutput, SamplingParams
-from aspire.runtime.batch import StepInputs
 from aspire.runtime.devices import device_kit
 from aspire.runtime.judges import Judge, Outcome
 from aspire.runtime.runner import Model
-from aspire.runtime.sampling import Mode
 from aspire.speculation.policy import Policy
 from aspire.testing.models import tiny_model
 
@@ -104,15 +104,15 @@ class ScriptedVerdicts:
     limits: Sequence[int]
     _rounds: dict[int, int] = field(default_factory=dict)
 
-    def decide(self, logits: Tensor, position: Tensor, inputs: StepInputs, mode: Mode) -> Outcome:
-        outcome = self.judge.decide(logits, position, inputs, mode)
-        accepted = outcome.num_accepted.clone()
+    def decide(self, logits: Tensor, rows: SamplingRows, inputs: StepInputs) -> Outcome:
+        outcome = self.judge.decide(logits, rows, inputs)
+        accepted = outcome.num_accepted
         for row, slot in enumerate(inputs.slot.tolist()):
             if inputs.sparse[row] == 0 and inputs.decode[row] == 1:
                 turn = self._rounds.get(slot, 0)
                 self._rounds[slot] = turn + 1
                 accepted[row] = min(int(accepted[row]), self.limits[turn % len(self.limits)])
-        return Outcome(outcome.picks, accepted, outcome.margin)
+        return outcome.accepting(accepted)
 
 
 def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | SamplingParams, *,

@@ -3,11 +3,14 @@
 import math
 import random
 
+import pytest
 import torch
 
-from aspire.ops.judge.reference import judge, judge_rejection
+from aspire.ops.judge.reference import judge, judge_rejection, leading_agreement
 from aspire.ops.sample.reference import probabilities, sample
 from aspire.ops.sample.rows import STREAM_DRAFT, SamplingRows
+from aspire.schedule.plan import RowKind
+from aspire.testing.step_cases import step_case, step_picks, step_verdicts
 
 
 def make_rows(temperature: float, seed: torch.Tensor, position: torch.Tensor, stream: int = 0) -> SamplingRows:
@@ -17,7 +20,7 @@ def make_rows(temperature: float, seed: torch.Tensor, position: torch.Tensor, st
                         stream=stream)
 
 
-def test_judge_counts_the_leading_run() -> None:
+def test_the_leading_run_is_counted() -> None:
     """Against a loop, on random rows with stale entries past num_drafted that happen to agree.
 
     Fails when num_drafted is ignored, or when agreements after the first miss count."""
@@ -25,14 +28,46 @@ def test_judge_counts_the_leading_run() -> None:
     picks = torch.tensor([[rng.randrange(2) for _ in range(6)] for _ in range(300)])
     drafts = torch.tensor([[rng.randrange(2) for _ in range(5)] for _ in range(300)])
     num_drafted = torch.tensor([rng.randrange(6) for _ in range(300)], dtype=torch.int32)
-    accepted = judge(picks, drafts, num_drafted)
+    accepted = leading_agreement(picks, drafts, num_drafted)
     assert accepted.dtype == torch.int32
     for row in range(300):
         expected = 0
         while expected < num_drafted[row] and picks[row, expected] == drafts[row, expected]:
             expected += 1
         assert int(accepted[row]) == expected
-    assert judge(picks[:3, :1], drafts[:3, :0], torch.zeros(3, dtype=torch.int32)).tolist() == [0, 0, 0]
+    assert leading_agreement(picks[:3, :1], drafts[:3, :0], torch.zeros(3, dtype=torch.int32)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_step_is_judged_row_by_row(seed: int) -> None:
+    """Planted faults: drafts taken from the table of the row's number instead of its slot; a drafting row that accepts
+    what it drafted before; the margin converted to an integer; NaN looked for in the first pick alone."""
+    case = step_case(seed)
+    picks = step_picks(case, seed)
+    verdicts = judge(picks, case.inputs, case.tables.tokens)
+    margins = verdicts[:, -1].view(torch.float32)
+    place = 0
+    for index, row in enumerate(case.plan.rows):
+        count = 0 if not row.samples else 1 if row.tokens else row.num_tokens
+        own = slice(place, place + count)
+        place += count
+        accepted = 0
+        if row.kind is RowKind.FULL and not row.tokens:
+            drafts = case.tables.tokens[row.slot, 1:]
+            while accepted < row.num_drafted and picks.token[own][accepted] == drafts[accepted]:
+                accepted += 1
+        assert verdicts[index, -2] == accepted
+        assert verdicts[index, :count].tolist() == picks.token[own].tolist()
+        if count and picks.margin[own].isnan().any():
+            assert margins[index].isnan()
+        elif count:
+            assert margins[index] == picks.margin[own][0]
+
+
+def test_the_random_steps_accept_runs_of_every_length() -> None:
+    """Fails when the picks of the cases are those of another slot's drafts."""
+    accepted = [count for seed in range(40) for count in step_verdicts(step_case(seed), seed)[:, -2].tolist()]
+    assert set(range(6)) <= set(accepted)
 
 
 def emitted(temperature: float, n: int, draft_stream: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

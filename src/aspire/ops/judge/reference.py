@@ -5,13 +5,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aspire.ops.locate.values import StepInputs
 from aspire.ops.sample.noise import noise, noise_words, uniform
 from aspire.ops.sample.reference import probabilities, sample
-from aspire.ops.sample.rows import STREAM_ACCEPT, STREAM_RESIDUAL, SamplingRows
+from aspire.ops.sample.rows import STREAM_ACCEPT, STREAM_RESIDUAL, Picks, SamplingRows
 
 
-def judge(picks: Tensor, drafts: Tensor, num_drafted: Tensor) -> Tensor:
-    """Accepted drafts per row under shared noise, int32 [R]: the leading run in which draft and target pick agree.
+def judge(picks: Picks, inputs: StepInputs, tokens: Tensor) -> Tensor:
+    """A step's verdicts under shared noise, int32 [R, K + 3]: a row's K + 1 picks, how many drafts it accepts, and the
+    bits of a float32, the margin of its first pick, NaN when that of any of its picks is.
+
+    picks: of all N rows of logits. tokens: int64 [S, K + 1] of the slots: last known token, drafts.
+    """
+    chosen = picks.token[inputs.pick_index]  # [R, K + 1]
+    accepted = leading_agreement(chosen, tokens[inputs.slot, 1:], num_verified(inputs))
+    margins = picks.margin[inputs.pick_index]
+    return pack_verdicts(chosen, accepted, torch.where(margins.isnan().any(1), torch.nan, margins[:, 0]))
+
+
+def pack_verdicts(picks: Tensor, num_accepted: Tensor, margin: Tensor) -> Tensor:
+    """picks int [R, K + 1], num_accepted int [R], margin float32 [R] -> int32 [R, K + 3], one copy to the host."""
+    return torch.cat([picks.int(), num_accepted.int()[:, None], margin.view(torch.int32)[:, None]], dim=1)
+
+
+def num_verified(inputs: StepInputs) -> Tensor:
+    """Drafts that each row verifies, int32 [R]: none for prefill and sparse rows."""
+    return torch.where((inputs.decode == 1) & (inputs.sparse == 0), inputs.num_drafted, 0)
+
+
+def leading_agreement(picks: Tensor, drafts: Tensor, num_drafted: Tensor) -> Tensor:
+    """Accepted drafts per row, int32 [R]: the leading run in which draft and target pick agree.
 
     picks: int64 [R, K + 1], the target's picks at the drafts' positions and after the last one; drafts: int64 [R, K];
     num_drafted: int [R] in [0, K]. Entries past num_drafted are not looked at. The row emits

@@ -1,0 +1,1 @@
+"""Writing the verdicts of a step into the slots."""
