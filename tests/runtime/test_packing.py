@@ -9,9 +9,10 @@ import torch
 
 from aspire.ops.locate.values import StepInputs
 from aspire.runtime.batch import BatchBuilder, BatchLayout, StepShape, spread_queries
-from aspire.schedule.plan import BlockUpdate, Row, RowKind, StepPlan
+from aspire.schedule.plan import BlockUpdate, RowKind, StepPlan
+from aspire.testing.step_cases import random_row
 
-FULL, SPARSE = RowKind.FULL, RowKind.SPARSE
+SPARSE = RowKind.SPARSE
 Lists = dict[str, list[int]]
 
 
@@ -67,20 +68,6 @@ def plain_pack(layout: BatchLayout, lists: Lists, shape: StepShape) -> list[int]
     return packed
 
 
-def random_row(chance: random.Random, index: int, draft_limit: int) -> Row:
-    name, slot, start = str(index), chance.randrange(40), chance.randrange(500)
-    kind = chance.choice(["draft", "lossy", "verify", "verify", "chunk", "prompt"])
-    if kind == "draft" and draft_limit:
-        return Row(name, slot, SPARSE, start, 1, chance.randrange(draft_limit), True, (), False)
-    if kind == "lossy":
-        return Row(name, slot, SPARSE, start, 1, 0, True)
-    if kind in ("chunk", "prompt"):
-        tokens = tuple(chance.randrange(1, 99) for _ in range(chance.randrange(1, 40)))
-        return Row(name, slot, FULL, start, len(tokens), 0, kind == "prompt", tokens, kind == "prompt")
-    num_drafted = chance.randrange(draft_limit + 1)
-    return Row(name, slot, FULL, start, num_drafted + 1, num_drafted, True)
-
-
 def random_case(seed: int) -> tuple[BatchLayout, StepPlan]:
     chance = random.Random(seed)
     draft_limit = chance.choice([0, 1, 4, 16])
@@ -88,7 +75,8 @@ def random_case(seed: int) -> tuple[BatchLayout, StepPlan]:
         draft_limit=draft_limit, scoring_queries=chance.choice([0, 1, 2, draft_limit + 1]), scratch_slot=40,
         blocks_per_slot=chance.choice([7, 64]), scores_drafts=chance.random() < 0.7,
         refresh_every=chance.choice([1, 2, 3]))
-    rows = tuple(random_row(chance, index, draft_limit) for index in range(chance.choice([0, 1, 5, 40])))
+    rows = tuple(random_row(chance, index, chance.randrange(40), chance.randrange(1, 500), draft_limit)
+                 for index in range(chance.choice([0, 1, 5, 40])))
     updates = tuple(BlockUpdate(chance.randrange(40), chance.randrange(3), tuple(range(chance.randrange(3))))
                     for _ in range(chance.randrange(4)))
     return layout, StepPlan(0, rows, (), updates)

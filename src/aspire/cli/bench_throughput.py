@@ -56,11 +56,11 @@ def throughput(
                               "attention_backend": attention_backend,
                               "kv_cache_dtype": kv_cache_dtype, "capture_at_start": False,
                               "kv_offload_gb": kv_offload_gb, "enable_prefix_caching": kv_offload_gb > 0}
-    problems = [problem for path in data for problem in read_problems(path)] if data else gsm8k_sample()
+    problems = [problem for path in data for problem in read_problems(path)] if data else []  # refused at once
     bench = Bench(model or shape, model=model, dtype=dtype, options=options)
     prompts = None
     if model is not None:
-        prompts, prefill = Windows(problems, bench.tokenizer).contexts(batch, context, seed=0), True
+        prompts, prefill = Windows(problems or gsm8k_sample(), bench.tokenizer).contexts(batch, context, seed=0), True
     works = {name: Workload(batch, context, new_tokens, temperature, not prefill,
                             None if name == "autoregressive" else replay_acceptance, changes[name])
              for name in policies}

@@ -39,7 +39,9 @@ class StepAttention:
         self._verify = _verifying(located.scoring)
         self._draft = _drafting(located.scoring, located.draft_token)
         self._both = located.scoring if len(located.scoring.row) else None
-        self._together = self._chosen_together(self._verify)
+        together = setup.layers.chosen_together if self._verify is not None else ()
+        self._gathered = frozenset(together)
+        self._together = self._chosen_together(together, self._verify)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [T, H, D], key and value [T, KH, D] -> [T, H, D]."""
@@ -52,7 +54,7 @@ class StepAttention:
             rows = rows if reads is None else self._resting
         selection = None if reads is None else setup.selection.view(reads)
         scoring = self._scoring(layer)
-        together = self._together if self._together is not None and layer in setup.layers.chosen_together else None
+        together = self._together if layer in self._gathered else None
         probe = None if scoring is None else self._probe(scoring, query) if together is None else together.probe(query)
         out, lse = setup.backend.attend(query, key_cache, value_cache, rows, selection, setup.options[layer], probe)
         if scoring is not None and probe is not None:
@@ -68,8 +70,7 @@ class StepAttention:
             self._select(*change)
         self._pending.clear()
         if self._together is not None and self._verify is not None:
-            plan = self.setup.layers
-            lists, _ = _span(plan.verify_writes[plan.chosen_together[0]])
+            lists, _ = _span(self.setup.layers.verify_writes[min(self._gathered)])
             self._select(self._verify, self._together.scores, self._lists(self._verify, (lists, 1), (0, 0)))
 
     def _scoring(self, layer: int) -> ScoringRows | None:
@@ -84,10 +85,10 @@ class StepAttention:
                              dtype=probe_dtype(query.device), device=query.device)
         return Probe(scoring.token, scoring.row, logits)
 
-    def _chosen_together(self, verify: ScoringRows | None) -> ChosenTogether | None:
-        layers, setup = self.setup.layers.chosen_together, self.setup
+    def _chosen_together(self, layers: tuple[int, ...], verify: ScoringRows | None) -> ChosenTogether | None:
         if verify is None or not layers:
             return None
+        setup = self.setup
         windows = tuple(setup.options[layer].window for layer in layers)
         return ChosenTogether(windows, verify.token, verify.row, self.rows, setup.selection.config, setup.operators)
 

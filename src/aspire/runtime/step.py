@@ -22,6 +22,7 @@ def slot_tables(state: SlotState, selection: Selection, sampling: SlotSampling) 
 
 
 def attention_rows(batch: Batch, located: Located, tables: SlotTables) -> AttentionRows:
+    """The step's rows as attention backends see them; tensors are shared, not copied."""
     return AttentionRows(
         query_start=batch.inputs.query_start, kv_len=located.kv_len, slot=batch.inputs.slot, sparse=located.sparse,
         block_table=tables.block_table, tail_start=tables.tail_start,

@@ -13,15 +13,16 @@ MOST_BYTES = 256 << 20  # of logits kept at a time; launches of few rows wait lo
 class ChosenTogether:
     """Keeps the probed logits of several layers and scores these at once.
 
-    windows: sliding window of each such layer, in their order. A run of layers with the same window is scored when its
-    last layer was attended, or when their logits fill MOST_BYTES.
+    windows: sliding window of each such layer, in their order. token: int32 [N, Q], row: int32 [N], the scoring
+    queries, as in Probe. A run of layers with the same window is scored when its last layer was attended, or when
+    their logits fill MOST_BYTES.
     """
 
     def __init__(self, windows: tuple[int | None, ...], token: Tensor, row: Tensor, rows: AttentionRows,
                  config: SelectionConfig, operators: Operators) -> None:
-        self.rows = rows
+        self._rows = rows
         self._windows = windows
-        self._token, self._row = token, row  # [N, Q], [N]
+        self._token, self._row = token, row
         self._config, self._operators = config, operators
         self._width = probe_width(rows.max_kv_len)
         units = -(-self._width // config.unit)
@@ -48,7 +49,7 @@ class ChosenTogether:
                 self._windows[end] == self._windows[self._begin]):
             return
         probe = Probe(self._token, self._row, self._logits[: len(self._lse)].flatten(0, 1))
-        self._operators.key_scores(probe, torch.cat(self._lse), self.rows, unit=self._config.unit,
+        self._operators.key_scores(probe, torch.cat(self._lse), self._rows, unit=self._config.unit,
                                    reduce=self._config.reduce, window=self._windows[self._begin],
                                    out=self._scores[self._begin : end].flatten(0, 1))
         self._begin = end

@@ -39,7 +39,7 @@ def step_case(seed: int, *, device: str = "cpu") -> StepCase:
     slots = chance.sample(range(NUM_SLOTS), chance.choice([1, 2, 7, 20]))
     most = num_blocks * block_size
     known = {slot: chance.randrange(1, most + 2) for slot in slots}
-    rows = tuple(sorted((_row(chance, index, slot, known[slot], draft_limit) for index, slot in enumerate(slots)),
+    rows = tuple(sorted((random_row(chance, index, slot, known[slot], draft_limit) for index, slot in enumerate(slots)),
                         key=lambda row: bool(row.tokens)))
     plan = StepPlan(0, rows, (), tuple(_update(chance, slot, num_blocks) for slot in slots if chance.random() < 0.4))
     builder = BatchBuilder(layout, device=torch.device("cpu"))
@@ -66,7 +66,8 @@ def _padded(chance: random.Random, shape: StepShape) -> StepShape:
     return replace(shape, **larger)
 
 
-def _row(chance: random.Random, index: int, slot: int, known: int, draft_limit: int) -> Row:
+def random_row(chance: random.Random, index: int, slot: int, known: int, draft_limit: int) -> Row:
+    """A row of any kind, of a request that has `known` tokens."""
     name, start = str(index), max(0, known - chance.randrange(1, 4))  # a decoding row's start is a lower bound
     kind = chance.choice(["draft", "lossy", "verify", "verify", "chunk", "prompt"])
     if kind == "draft" and draft_limit:

@@ -62,15 +62,16 @@ TILES: tuple[tuple[bool, Loads, int], ...] = tuple(
 @pytest.mark.interpret
 @pytest.mark.parametrize(("splits", "inputs"), [(1, 328), (2, 768), (3, 840)])
 def test_every_path_interpreted(splits: int, inputs: int) -> None:
-    """Planted faults: token tiles of a short last group mapped to the group before; the extra tokens' chunks stored
-    over the others'. Bits are compared on the GPU: NumPy's product, which interprets a dot, has other ones by shape."""
+    """Every path gives the same bits. Planted faults: token tiles of a short last group mapped to the group before;
+    the extra tokens' chunks stored over the others'; chunks added from the last to the first in one path."""
     from aspire.ops.linear.values import LinearConfig
     from aspire.testing.model_op_checks import check_linear_tile
 
     config = LinearConfig(splits, -(-inputs // splits // GRAIN) * GRAIN, ())
-    for spread, loads, extra in TILES:
-        tile = Tile(32, 16, 64, 4, 2, spread=spread, loads=loads, extra=extra, group=2)
-        check_linear_tile(40, 48, inputs, config=config, tile=tile, dtype=torch.float32, device="cpu")
+    outs = [check_linear_tile(40, 48, inputs, config=config, dtype=torch.float32, device="cpu",
+                              tile=Tile(32, 16, depth, 4, 2, spread=spread, loads=loads, extra=extra, group=2))
+            for depth, (spread, loads, extra) in zip((64, 32) * 4, TILES, strict=True)]
+    assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 @pytest.mark.interpret

@@ -99,20 +99,6 @@ def test_rows_whose_partials_do_not_fit_are_not_split() -> None:
     run(make_case(CASES["1 verify in 8"], seed=1), True, partial_bytes=6 * 65 * 4 * 12)
 
 
-@pytest.fixture
-def equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies matrices with NumPy's, whose bits depend, on some CPUs, on a row's place in a tile; a
-    GPU's matrix unit treats all rows alike, and so does this."""
-    import numpy
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    def dot(self: object, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: object) -> TensorHandle:
-        return TensorHandle(numpy.einsum("mk,kn->mn", a.data, b.data, optimize=False) + d.data, d.dtype.scalar)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
-
-
-@pytest.mark.usefixtures("equal_rows")
 def test_bits_do_not_depend_on_the_batch_or_on_drafts_beside() -> None:
     """A token of a verification equals the same token decoded alone. Planted fault: pieces that end at the row's end.
     """
