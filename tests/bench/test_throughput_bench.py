@@ -21,7 +21,7 @@ def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str,
 def test_tokens_are_compared_with_the_first_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal as they are; one less when a request of the second run says something else. Planted faults: requests
-    counted, not their tokens; each policy compared with itself."""
+    counted, not their tokens; each policy compared with itself, or with the one before."""
     model = str(tiny_model(tmp_path))
     assert [line["equal"] for line in lines(capsys, "--model", model)] == [None, 2]
     engine = Bench.engine
@@ -35,13 +35,15 @@ def test_tokens_are_compared_with_the_first_policy(tmp_path: Path, capsys: pytes
         return made
 
     monkeypatch.setattr(Bench, "engine", other_prompt)
-    assert [line["equal"] for line in lines(capsys, "--model", model)] == [None, 1]
+    policies = [f"--policy={name}" for name in ("autoregressive", "aspire", "streaming")]
+    assert [line["equal"] for line in lines(capsys, "--model", model, *policies)] == [None, 1, 2]
 
 
-@pytest.mark.parametrize(("arguments", "field"), [
-    (["--model", "anything", "--replay-acceptance", "0.9"], "replay_acceptance"), (["--data", "file"], "data")])
-def test_what_makes_no_sense_together_is_refused(arguments: list[str], field: str,
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--model", "anything", "--replay-acceptance", "0.9"], "replay_acceptance is for shapes without weights"),
+    (["--data", "file"], "data needs model")])
+def test_what_makes_no_sense_together_is_refused(arguments: list[str], message: str,
                                                  capsys: pytest.CaptureFixture[str]) -> None:
     """Planted fault: no check."""
     assert run([*COMMAND, *arguments]) == 2
-    assert field in capsys.readouterr().err
+    assert message in capsys.readouterr().err
